@@ -146,9 +146,10 @@ def test_the_gradient_at_a_ratio(
     assert gradients_of(module, advantage, **settings) == pytest.approx(expected, abs=6e-5)
 
 
-def test_a_dual_clip_bounds_the_objective() -> None:
+@pytest.mark.parametrize("settings", [{"dual": 3.0}, {"max_ratio": 3.0}])
+def test_a_dual_clip_and_a_largest_ratio_bound_the_objective(settings: dict[str, Any]) -> None:
     tokens = tokens_of(torch.tensor([5.0]).log(), -1.0)
-    loss, stats = clip.Method(clip.Settings(dual=3.0))(tokens, StepTotals(1, 1, 1))
+    loss, stats = clip.Method(clip.Settings(**settings))(tokens, StepTotals(1, 1, 1))
     assert -loss.item() == pytest.approx(-3.0)
     assert stats["clipped"].item() == 1
 

@@ -62,6 +62,8 @@ class Method(Loss):
         bound_N = clipped_N * tokens.advantages_N
         surrogate_N = gain_N.minimum(bound_N)
         is_clipped_N = gain_N > bound_N
+        if settings.max_ratio is not None:
+            is_clipped_N = is_clipped_N | (ratio_N >= settings.max_ratio)
         if settings.dual is not None:
             floor_N = settings.dual * tokens.advantages_N
             is_below_N = (tokens.advantages_N < 0) & (surrogate_N < floor_N)
