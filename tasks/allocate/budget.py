@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.forecast import completed, kept_shares, num_demonstrations, reading_slots
+from tasks.allocate.forecast import (
+    completed,
+    kept_shares,
+    num_demonstrations,
+    reading_slots,
+    replayed_share,
+)
 from tasks.allocate.planning import load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings
 from tasks.allocate.visits import Compared, compare
@@ -187,12 +193,14 @@ def rollouts_of(
 
 
 def step_size(plan: Planned, train: Values) -> float:
-    """Return the number of rollouts that a step generates."""
-    batch, size = train["batch"], plan.group_size
+    """Return the number of rollouts that a step generates, if the profile's are not replayed."""
+    batch, size, replay = train["batch"], plan.group_size, completed("replay", train["replay"])
+    share = 0.0 if reading_slots({"replay": replay}) else replayed_share(replay)
+    fresh = max(batch["size"] - int(share * batch["size"]), 1)
     if batch["unit"] == "prompts":
-        return float(batch["size"] * size)
+        return float(fresh * size)
     counted = train["select"].get("keep", size) if batch["counts"] == "kept" else size
-    return float(batch["size"] * max(size / counted, 1.0))
+    return float(fresh * max(size / counted, 1.0))
 
 
 def group(size: int, prompt: float, completion: float) -> Rows:
