@@ -35,6 +35,7 @@ EXAMPLE = Settings(layer=-1, dimensions=4, ridge=1.0, memory=0.9, lam=0.95)
 class Method(Advantage):
     unshaped = True
     fresh_only = True
+    min_group = 1  # only the first step needs groups
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
