@@ -173,10 +173,13 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
             problems.add(
                 f"train.loss {loss} compares the policy with the initial one, but {reason}"
             )
-    if goal.reads_reference and settings.correction.m2po is not None:
+    masking = ["train.correction.m2po"] * (settings.correction.m2po is not None)
+    names = [spec["method"] for spec in settings.shape]
+    masking += [f"train.shape {name}" for name in names if shape_of(name).masks]
+    if goal.reads_reference and masking:
         problems.add(
-            f"train.correction.m2po sets advantages of tokens to 0, but train.loss {loss} also "
-            "trains on those: set it to null, or use train.correction.reject"
+            f"{masking[0]} sets advantages of tokens to 0, but train.loss {loss} also trains on "
+            "those: remove it, or replace the loss"
         )
     has_old = settings.updates.is_several and settings.correction.ratio_to == "old"
     if goal.needs_several and not has_old:

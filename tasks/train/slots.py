@@ -206,12 +206,14 @@ class Shape(Configured, Protocol):
     in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
     change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last nonzero
-    advantage. The loss must then be a sum over tokens of independent terms."""
+    advantage. The loss must then be a sum over tokens of independent terms. With `masks`, tokens
+    get advantage 0 because they are not to be trained on."""
 
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
     cuts_rows: bool = False
+    masks: bool = False
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         """Return [B] the rewards; `max_tokens` is the limit of a completion."""

@@ -8,7 +8,7 @@ from tasks.common import recipes
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.train.loading import completed, settings_of
-from tasks.train.methods import loss
+from tasks.train.methods import loss as losses
 from tests.parameters import every_value
 
 WINNOW = recipes.recipe(every_value(), "winnow")["train"]
@@ -79,6 +79,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**A_STAR, **WARM}, "train.loss regression compares the policy"),
     ({**A_STAR, **LENGTH}, "train.advantage a_star needs the verifier's rewards"),
     ({**A_STAR, **correction(m2po=0.04)}, r"train.loss regression also trains on those"),
+    *(
+        ({**loss, **of("shape", name)}, f"shape {name} sets advantages of tokens to 0")
+        for name in ("truncated", "entropy_mask", "cov_mask")
+        for loss in (A_STAR, {**TAUGHT, **DISTIL})
+    ),
     # corrections
     ({**PROXIMAL, "max_staleness": 0}, "set max_staleness to 1 or more"),
     (correction(proximal={"method": "ewma", "decay": 1.5}), "correction.proximal.decay is 1.5"),
@@ -209,6 +214,6 @@ def test_other_settings_than_those_of_recipes_are_accepted(changes: dict[str, An
 
 def test_defaults_of_a_method_are_filled_in() -> None:
     assert settings_of(LENGTH).shape == [{"method": "length", "weight": 0.1}]
-    for name in names(loss):
+    for name in names(losses):
         found = completed("loss", {"method": name, "entropy": {"coefficient": 0.5}})
         assert found["entropy"] == {"coefficient": 0.5, "target": None, "step": 0.005, "most": 1.0}

@@ -35,6 +35,7 @@ EXAMPLE = Settings(drop=0.2, low=-5.0, high=5.0)
 class Method(Shape):
     settings: Settings
     features = Features()
+    masks = True
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator

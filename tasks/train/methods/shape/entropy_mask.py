@@ -23,6 +23,7 @@ class Settings:
 class Method(Shape):
     settings: Settings
     features = Features()
+    masks = True
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator

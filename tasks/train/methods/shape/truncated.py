@@ -8,6 +8,8 @@ from tasks.train.slots import Shape
 
 
 class Method(Shape):
+    masks = True
+
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
     ) -> Floats:
