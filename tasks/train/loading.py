@@ -138,6 +138,7 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
     reject = correction.reject
     found = {
         f"train.loss.method {loss['method']}": not method_of("loss", loss)[0].Method.separable,
+        "train.loss.penalty": loss.get("penalty", 0.0) > 0,
         "train.loss.ratio sequence": loss.get("ratio") == "sequence",
         "train.loss.normalize sequence": loss.get("normalize") == "sequence",
         f"train.correction.level {correction.level}": correction.level != "token",

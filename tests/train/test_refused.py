@@ -174,6 +174,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             (VESPO, "train.loss.method vespo"),
             (SAPO, "train.loss.normalize sequence"),
             (of("loss", "clip", ratio="sequence"), "train.loss.ratio sequence"),
+            (of("loss", "dppo", penalty=0.1), "train.loss.penalty"),
             (correction(level="geometric"), "train.correction.level geometric"),
             (correction(reject={"whole_rows": True}), "train.correction.reject.whole_rows"),
         )

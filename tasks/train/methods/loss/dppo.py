@@ -5,8 +5,9 @@ A ratio is large for rare tokens long before the distribution has moved. With `d
 token's gradient is zero if the rise of its probability, pi - mu, exceeds `limit` and the advantage
 is positive, or if mu - pi exceeds it and the advantage is negative. With `divergence: kl` the
 binary KL(mu | pi) is compared instead. The paper's limits are 0.2 and 0.05. `penalty` times the
-squared log-ratio is added to the loss of every token. mu is the denominator of the ratio: the
-sampler if `train.correction.ratio_to` is `sampler`, as in the paper, otherwise the old policy."""
+squared log-ratio is added to the loss of every token; rollouts of advantage 0 are left out. mu is
+the denominator of the ratio: the sampler if `train.correction.ratio_to` is `sampler`, as in the
+paper, otherwise the old policy."""
 
 from typing import TYPE_CHECKING, Literal
 
