@@ -93,11 +93,13 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     assert trainer.state.ledger.charged["score"] == charged["score"]
 
 
-def test_a_group_of_the_profile_may_be_larger_than_the_share(guesser: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("share", "expected"), [(0.1, [4, 4, 4, 4, 0]), (0.0, [0] * 5)])
+def test_a_group_of_the_profile_may_be_larger_than_the_share(
+    share: float, expected: list[int], guesser: Path, tmp_path: Path
+) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)
-    replay = {"method": "profile", "share": 0.1, "capacity": 4}
-    trainer = make_trainer(layout, replay=replay)
-    assert [row["num_replayed"] for row in run_steps(trainer, 5)] == [4, 4, 4, 4, 0]
+    trainer = make_trainer(layout, replay={"method": "profile", "share": share, "capacity": 4})
+    assert [row["num_replayed"] for row in run_steps(trainer, 5)] == expected
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,11 @@ class Method(Replay):
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
         """Return the size, in the batch's unit, of the groups that fit in the batch's share, after
-        skipping the `promised` ones; at least one group while any are left."""
+        skipping the `promised` ones; at least one group while any are left, none with share 0."""
         room, cost = int(self.settings.share * batch.size), cost_Q(self.state.rollouts, batch)
         cost = cost[np.searchsorted(np.cumsum(cost), promised, side="right") :]
-        num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
+        least = int(self.settings.share > 0.0)
+        num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), least)
         return int(cost[:num].sum())
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
