@@ -228,6 +228,17 @@ def test_sagc_is_deterministic_and_takes_large_groups_if_free() -> None:
     assert simulate(80, seed=1)[0].tolist() != simulate(80)[0].tolist()
 
 
+def test_sagc_chooses_among_the_sizes_up_to_the_plans() -> None:
+    visits = [(0, 4)] * 9 + [(1, 8)] * 99 + [(2, 2)] * 9
+    method = sagc.Method(sagc.Settings(**SAGC), plan_of(visits, BATCH))
+    chosen = set()
+    while (request := method.next(START, np.random.default_rng(len(chosen)))) is not None:
+        chosen.add((request.phase, int(request.counts.max())))
+        assert method.describe()["group_size"] == request.counts.max()
+        method.observe(answer_to(request))
+    assert {(0, 4), (1, 8), (2, 2)} <= chosen <= {(0, 4), (1, 4), (1, 8), (2, 2)}
+
+
 def test_sagc_finds_stragglers_in_groups_of_two() -> None:
     straggles = sagc.has_straggler(np.array([1, 9, 2, 2]), np.array([0, 0, 1, 1]), 4.0 * 2.0)
     # against its own median a group of two never reaches 2.0

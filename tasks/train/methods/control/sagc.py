@@ -77,21 +77,23 @@ class Method(Control):
         first = plan.start(state.position, so_far.done)
         if so_far.num_requests or first is None:
             return None
-        state.last_size = self.choose_size(rng)
         room = so_far.room(plan.batch)
         visits = plan.window(first, room)
+        state.last_size = self.choose_size(rng, int(plan.group_sizes_V[visits].max()))
         sizes = np.minimum(plan.group_sizes_V[visits], state.last_size)
         num = plan.num_visits(sizes, room)
         state.position = first + num
         return plan.request(visits[:num], sizes[:num])
 
-    def choose_size(self, rng: np.random.Generator) -> int:
+    def choose_size(self, rng: np.random.Generator, largest: int) -> int:
         """Return the size with the largest benefit minus priced risk, with risks drawn from their
-        posteriors (Thompson sampling)."""
+        posteriors (Thompson sampling). Sizes above the plan's `largest` would be cut to it."""
         risks = rng.beta(self.state.stragglers, self.state.others)
         risk = np.maximum.accumulate(risks)  # the risk does not fall with more rollouts
         benefit = np.log2(self.sizes) / np.log2(self.sizes[-1])
-        return int(self.sizes[np.argmax(benefit - self.state.multiplier * risk)])
+        values = benefit - self.state.multiplier * risk
+        num = max(int(np.searchsorted(self.sizes, largest, side="right")), 1)
+        return min(int(self.sizes[np.argmax(values[:num])]), largest)
 
     def observe(self, rollouts: Rollouts) -> None:
         """Update the risks and the price with the step's stragglers."""
