@@ -85,6 +85,8 @@ def test_partly_solved_prompts_are_sampled_again_with_one_rollout_less() -> None
     assert last.prompt_rows.tolist() == [0, 1, 2, 7]
     method.observe(answer_to(last, [1, 0, 0, 0] * 3 + [0] * 3))
     assert method.describe() == {"open_rate": 1 / 8, "retired_rate": 2 / 8}  # they stay retired
+    method.observe(rollouts_of([1, 1, 1, 0], [0, 0, 1, 1], prompt_rows=[2, 2]))
+    assert method.describe() == {"open_rate": 0.0, "retired_rate": 3 / 8}  # also within a step
 
 
 def test_experience_starts_after_a_step_with_enough_successes() -> None:

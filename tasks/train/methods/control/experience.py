@@ -95,7 +95,8 @@ class Method(PoolControl):
         known_Q = (size_Q > 0) & (state.sizes[rollouts.prompt_rows_Q] >= 0)
         rows = rollouts.prompt_rows_Q[known_Q]
         state.correct[rows] = correct_Q[known_Q]
-        state.sizes[rows] = np.where(correct_Q == size_Q, -1, size_Q)[known_Q]
+        state.sizes[rows] = size_Q[known_Q]
+        state.sizes[rollouts.prompt_rows_Q[(size_Q > 0) & (correct_Q == size_Q)]] = -1
 
     def describe(self) -> dict[str, float]:
         """Return the share of prompts that may be sampled again, and the share retired."""
