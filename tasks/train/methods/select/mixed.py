@@ -1,7 +1,8 @@
 """`mixed`: only groups with different rewards, as in DAPO's dynamic sampling (arXiv 2503.14476).
 
-Groups of equal rewards never have a gradient. Unlike with `all`, their update is not charged, and
-with `train.divisor: kept` they are not in the loss's denominator.
+With `grpo` and most other advantages, groups of equal rewards have no gradient; with `raw` and
+others that need no group they have one, which is dropped here. Unlike with `all`, their update is
+not charged, and with `train.divisor: kept` they are not in the loss's denominator.
 """
 
 import numpy as np
