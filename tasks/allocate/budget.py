@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.forecast import (
-    completed,
-    kept_shares,
-    num_demonstrations,
-    reading_slots,
-    replayed_share,
-)
+from tasks.allocate.forecast import completed, kept_shares, num_demonstrations, reading_slots
 from tasks.allocate.planning import load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings
 from tasks.allocate.visits import Compared, compare
@@ -193,9 +187,10 @@ def rollouts_of(
 
 
 def step_size(plan: Planned, train: Values) -> float:
-    """Return the number of rollouts that a step generates, if the profile's are not replayed."""
+    """Return the number of rollouts that a step generates, once the profile's are all replayed."""
     batch, size, replay = train["batch"], plan.group_size, completed("replay", train["replay"])
-    share = 0.0 if reading_slots({"replay": replay}) else replayed_share(replay)
+    is_fresh = bool(reading_slots({"replay": replay})) or replay.get("folders") == []
+    share = 0.0 if is_fresh else replay.get("share", 0.0)
     fresh = max(batch["size"] - int(share * batch["size"]), 1)
     if batch["unit"] == "prompts":
         return float(fresh * size)

@@ -61,11 +61,6 @@ def completed(slot: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     return {**registry.defaults(METHODS / slot / f"{spec['method']}.py"), **spec}
 
 
-def replayed_share(replay: Mapping[str, Any]) -> float:
-    """Return the replayed share of every batch; the rest is fresh, as is all without `folders`."""
-    return float(replay.get("share", 0.0)) if replay.get("folders", True) else 0.0
-
-
 def profiled_tokens() -> pl.Expr:
     """Return the expression for a prompt's profiled tokens. Each sample includes the prompt."""
     return pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens") + pl.col(
@@ -103,7 +98,7 @@ def expect(
     parameters = reference_parameters(train, architecture.num_matmul_parameters)
     is_all = parameters > 0 or recipes.has_bonus(train)
     in_mixed = float(tokens_V @ (kept_V if is_all else in_mixed_V))
-    share = replayed_share(replay)
+    share = replay.get("share", 0.0)  # of every batch; the rest is fresh
     replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
     if reading_slots({"replay": replay}):
         replayed = min(replayed, mixed_sample_tokens(visits, profile, replay.get("capacity")))

@@ -229,33 +229,13 @@ def test_sagc_is_deterministic_and_takes_large_groups_if_free() -> None:
 
 
 def test_sagc_chooses_among_the_sizes_up_to_the_plans() -> None:
-    visits = [(0, 4)] * 9 + [(1, 8)] * 99 + [(2, 2)] * 9
-    method = sagc.Method(sagc.Settings(**SAGC), plan_of(visits, BATCH))
-    chosen = set()
-    while (request := method.next(START, np.random.default_rng(len(chosen)))) is not None:
-        chosen.add((request.phase, int(request.counts.max())))
+    visits = [(0, 4)] * 9 + [(1, 8)] * 9 + [(2, 2)] * 9
+    method = sagc.Method(sagc.Settings(**SAGC), plan_of(visits))
+    while (request := method.next(START, np.random.default_rng(0))) is not None:
         assert method.describe()["group_size"] == request.counts.max()
-        method.observe(answer_to(request))
-    assert {(0, 4), (1, 8), (2, 2)} <= chosen <= {(0, 4), (1, 4), (1, 8), (2, 2)}
-
-
-def test_sagc_finds_stragglers_in_groups_of_two() -> None:
-    straggles = sagc.has_straggler(np.array([1, 9, 2, 2]), np.array([0, 0, 1, 1]), 4.0 * 2.0)
-    # against its own median a group of two never reaches 2.0
-    assert straggles.tolist() == [True, False]
 
 
 # --- plan
-
-
-def test_a_step_of_the_plan_never_straddles_phases() -> None:
-    visits = [(0, 4), (0, 4), (0, 4), (1, 2), (1, 2), (2, 16)]
-    method: Control = follow.Method(plan_of(visits))
-    steps = []
-    while (request := method.next(START, np.random.default_rng(0))) is not None:
-        steps.append((request.phase, request.counts.tolist()))
-    # a group larger than the batch is a separate step
-    assert steps == [(0, [4, 4]), (0, [4]), (1, [2, 2]), (2, [16])]
 
 
 many_visits = st.lists(
@@ -273,6 +253,7 @@ def test_the_plan_is_followed_exactly(visits: list[tuple[int, int]], size: int, 
         end, first = int(request.prompt_rows[-1]) + 1, int(request.counts[0])
         if end < len(visits) and visits[end][0] == request.phase:
             assert cost <= size or len(request.counts) == 1
+            assert cost + (visits[end][1] if unit == "rollouts" else 1) > size  # it is full
         else:  # the last step of a phase includes a remainder below half a batch
             assert cost < max(size, first if unit == "rollouts" else 1) + size / 2
         assert {visits[row][0] for row in request.prompt_rows} == {request.phase}

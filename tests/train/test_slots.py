@@ -393,5 +393,3 @@ def test_an_unknown_method_or_setting_is_named() -> None:
         load_method("select", {"method": "pods"})
     with pytest.raises(ParamsError, match=r"train\.select \(all\)\.keep is unknown"):
         load_method("select", {"method": "all", "keep": 2})
-    with pytest.raises(ParamsError, match=r"train\.loss\.method is missing"):
-        load_method("loss", {})

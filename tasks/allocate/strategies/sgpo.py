@@ -27,7 +27,6 @@ def allocate(
 ) -> Allocation:
     """Return the visits of every pass, phase by phase, and the decision about every prompt."""
     sizes = sorted(buckets)
-    # by pass rate: trivial, never solved, and learnable (the rest)
     known = profile.select("row", "pass_rate", "correct", "num_samples", "error")
     graded = known.filter(pl.col("pass_rate").is_not_null())
     trivial = graded.filter(pl.col("pass_rate") > trivial_above)
@@ -39,7 +38,6 @@ def allocate(
     kept, left = (
         unsolved["row"].gather(np.sort(part)) for part in (order[:num_kept], order[num_kept:])
     )
-    # one phase per bucket, easy to hard, with the same unsolved prompts in each
     clusters = [learnable.filter(pl.col("group_size") == size)["row"] for size in sizes]
     visits = [
         phase(number, shuffled(pl.concat([cluster, kept]), rng), size)

@@ -31,11 +31,7 @@ LIKENESS_WINDOW = 64.0  # window of the estimate, in variance of outcomes
 
 @settings
 class PriorSettings:
-    """`strength`, in rollouts: the weight of a stratum's rate in its prompts' estimates (until this
-    weight is learned), and of the overall rate in a stratum's estimate. The windows are the numbers
-    of latest rollouts in the estimates of a prompt and of a stratum."""
-
-    strength: float = 8.0  # weight of a stratum's and of the overall rate, in rollouts
+    strength: float = 8.0  # initial weight of a stratum's rate, and of the overall one, in rollouts
     prompt_window: float = 8.0  # latest rollouts in a prompt's estimate
     stratum_window: float = 64.0  # latest rollouts in a stratum's estimate
 

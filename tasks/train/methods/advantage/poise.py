@@ -31,7 +31,6 @@ class Method(Advantage):
         self.state = probe.new_state(2 * settings.dimensions + 2)
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        """Return [B] advantages."""
         plain_B = rloo.advantage(rollouts.rewards_B, rollouts.group_B)
         if not self.state.seen or not len(plain_B):
             return plain_B

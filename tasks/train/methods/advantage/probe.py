@@ -17,9 +17,6 @@ SEED = 0  # seed of the projection, which is the same in every run
 
 @settings
 class Settings:
-    """The layer of the hidden states (-1: the last), the dimensions of their projection, the ridge,
-    and the factor by which a step decays the accumulated sums."""
-
     layer: int = -1  # layer of the hidden states; -1: the last
     dimensions: int = 32  # dimensions of the projection
     ridge: float = 10.0  # penalty of the ridge regression

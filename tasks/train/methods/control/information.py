@@ -71,7 +71,6 @@ class Method(PoolControl):
         return np.asarray(rates * (1.0 - rates) * np.maximum(one_sided, 1.0 / (1.0 + cost)))
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Update the pass rates with the step's groups."""
         graded = rollouts.where(~rollouts.is_error_B())
         is_correct_B = graded.is_correct_B().astype(np.float64)
         self.rates.add(graded.prompt_rows_Q, graded.group_B, is_correct_B)

@@ -30,9 +30,6 @@ class Settings:
         share(train__control__discount=self.discount)
 
 
-EXAMPLE = Settings(smallest=2, largest=16, discount=0.5)
-
-
 @dataclass
 class State:
     """The next visit, and each prompt's discounted successes and trials."""
@@ -67,7 +64,6 @@ class Method(follow.Method):
         return counts
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Add the step's groups to the successes and trials of their prompts."""
         size_Q, correct_Q = rollouts.graded_Q()
         state, discount = self.state, self.settings.discount
         for row, correct, size in zip(rollouts.prompt_rows_Q, correct_Q, size_Q, strict=True):

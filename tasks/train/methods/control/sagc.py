@@ -46,9 +46,6 @@ class Settings:
         )
 
 
-EXAMPLE = Settings([2, 4, 8], 4.0, 0.2, 0.2, memory=0.99, max_multiplier=20.0)
-
-
 @dataclass
 class State:
     """The next visit; per group size, the counts of groups with and without a straggler, from a

@@ -88,12 +88,10 @@ class Method(Generate):
         center = history.mean(0)
         centered = history - center
         known, lengths = centered[:, :2], centered[:, 2]
-        # a ridge regression with penalty 1
         slopes = np.linalg.solve(known.T @ known + np.eye(2), known.T @ lengths)
         return np.asarray(center[2] + (features - center[:2]) @ slopes)
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Update the predictions with the step's lengths."""
         state, rows = self.state, rollouts.prompt_rows_Q[rollouts.group_B]
         lengths = rollouts.completion_tokens_B().astype(np.float64)
         mean = state.history[:, 2].mean() if len(state.history) else lengths.mean()

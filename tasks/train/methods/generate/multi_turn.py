@@ -139,7 +139,6 @@ class Method(Generate):
         self, conversations: list[Conversation], limit: int, asked: Asked
     ) -> list[Conversation]:
         """Append the environment's replies, and return the conversations that continue."""
-        # imported here: transformers takes seconds, and reading the settings does not need it
         from tasks.models.prompts import decode, render_reply
 
         found = []

@@ -8,5 +8,4 @@ from tasks.train.slots import Select
 
 class Method(Select):
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] True for every rollout."""
         return np.ones(len(rollouts.rewards_B), dtype=np.bool_)

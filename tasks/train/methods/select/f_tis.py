@@ -27,7 +27,6 @@ class Method(Select):
     features = Features()
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is kept."""
         if not len(rollouts.group_B):
             return np.zeros(0, dtype=np.bool_)
         mean_Q, _ = group_means(rollouts.rewards_B, rollouts.group_B)

@@ -24,7 +24,6 @@ class KeepInGroups(Select):
     settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is kept."""
         kept_B = np.ones(len(rollouts.group_B), dtype=np.bool_)
         for group in np.unique(rollouts.group_B):
             rows = np.flatnonzero(rollouts.group_B == group)

@@ -13,6 +13,5 @@ from tasks.train.slots import Select
 
 class Method(Select):
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout's group has two different rewards."""
         rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
         return mixed_groups(rewards_B, group_B, len(rollouts.prompt_rows_Q))[group_B]

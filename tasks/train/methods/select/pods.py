@@ -29,7 +29,6 @@ class Method(keep.KeepInGroups):
     settings: Settings
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
-        """Return [B] whether a rollout is in its group's subset with the largest variance."""
         kept_B, group_B = super().__call__(rollouts, rng), rollouts.group_B
         if not self.settings.drop_dead:
             return kept_B

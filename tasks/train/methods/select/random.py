@@ -10,5 +10,4 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 class Method(KeepInGroups):
     def choose(self, rollouts: Rollouts, rows: Ints, rng: np.random.Generator) -> Ints:
-        """Return indices that are drawn at random."""
         return rng.permutation(len(rows))[: self.settings.keep]
