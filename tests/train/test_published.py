@@ -130,6 +130,7 @@ def test_replay_draws_its_share_from_the_latest_mixed_groups() -> None:
         method.add(rollouts_of([1, 1], [0, 0], prompt_rows=[9]))  # dead, so not stored
     assert method.state.rollouts.prompt_rows_Q.tolist() == [3, 0, 4]
     assert method.room(batch) == 4
+    assert method.room(BatchSettings("prompts", 8, "generated")) == 3  # the buffer is full
     drawn = method.draw(RNG(0), 4, batch)
     assert drawn is not None
     assert np.bincount(drawn.group_B).tolist() == [2, 2]

@@ -2,9 +2,9 @@
 
 For the last `capacity` prompts that were sampled with a mixed group, the latest such group is
 stored. Once there are enough, `share` of every batch is drawn from them uniformly, and fewer
-rollouts are sampled. The weights of the loss correct for the older policy (`train.correction`),
-with its stored log-probabilities. The generation of a replayed rollout was charged when it was
-fresh. Scores of composite rewards are not stored."""
+rollouts are sampled; a full buffer that contains less is drawn whole. The weights of the loss
+correct for the older policy (`train.correction`), with its stored log-probabilities. The generation
+of a replayed rollout was charged when it was fresh. Scores of composite rewards are not stored."""
 
 import numpy as np
 
@@ -31,10 +31,11 @@ class Method(Replay):
         self.settings, self.state = settings, state_of(make_rollouts(nothing, [], nothing))
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
-        """Return the share of the batch, if the buffer contains as much; otherwise 0. Drawn groups
-        stay in the buffer."""
-        room = int(self.settings.share * batch.size)
-        return room if cost_Q(self.state.rollouts, batch).sum() >= room else 0
+        """Return the share of the batch, or less if the full buffer contains less; 0 before the
+        buffer contains as much. Drawn groups stay in the buffer."""
+        room, cost = int(self.settings.share * batch.size), cost_Q(self.state.rollouts, batch)
+        stored, is_full = int(cost.sum()), len(cost) >= self.settings.capacity
+        return min(room, stored) if stored >= room or is_full else 0
 
     def add(self, rollouts: Rollouts) -> None:
         """Store the mixed groups, the latest of each prompt."""
