@@ -22,7 +22,7 @@ from flows.pipeline.roots import MAIN, Root
 from tasks.common.config import derived
 from tasks.common.config.editing import set_values
 from tasks.common.files import write_text
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, load
 
 FILE = commands.ROOT / "params.yaml"
 PRESETS = ("gsm8k", "math", "svamp", "openai_chat", "verl", "apps", "mbpp", "ifeval")
@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask for values and write them. Return the doctor's status; 0 if unchanged, 1 if declined."""
     if options.folder is not None:
         return make_project(Path(options.folder).expanduser().absolute(), options)
+    load(FILE)  # a file that cannot be read is refused before questions
     text = FILE.read_text()
     changed = set_values(text, answers(options))
     if changed == text:

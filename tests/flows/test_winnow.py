@@ -180,6 +180,11 @@ def test_init_refuses_an_invalid_budget(budget: str) -> None:
         init.as_budget(budget)
 
 
+def test_init_refuses_an_empty_file(project: Project) -> None:
+    (project.root / "params.yaml").write_text("")
+    assert "params.yaml is empty" in project.winnow("init", *MODEL, expect=1)
+
+
 def test_init_asks_before_overwriting_changes(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     before = (project.root / "params.yaml").read_text()
