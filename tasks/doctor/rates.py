@@ -49,7 +49,8 @@ def rates(
     if training:
         sources.append(f"training: measured in {len(training)} runs here")
     if not sampling or not training:
-        sources.append(f"the rest: assumed for {gpu or 'a CPU'} (tasks/doctor/rates.py)")
+        rest = "the rest: " if sources else ""
+        sources.append(f"{rest}assumed for {gpu or 'a CPU'} (tasks/doctor/rates.py)")
     return Rates(
         spread(sampling) if sampling else assumed.sampling * max(sampling_gpus, 1),
         spread(training) if training else assumed.training * max(training_gpus, 1),
