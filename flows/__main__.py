@@ -47,7 +47,7 @@ def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
     )
     version = importlib.metadata.version("winnow")
     parser.add_argument("--version", action="version", version=f"winnow {version}")
-    shtab.add_argument_to(parser, COMPLETION, help="completion for a shell: bash, zsh or tcsh")
+    shtab.add_argument_to(parser, COMPLETION, help="print completion for this shell")
     parts = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
     for name, text in SUBCOMMANDS.items():
         path = SERVERS.get(name, f"flows.cli.{name}")

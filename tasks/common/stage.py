@@ -97,7 +97,7 @@ def run(
         "--data", type=Path, default=Path("data"), help="data root; nothing is written outside it"
     )
     if of_cell:
-        parser.add_argument("--recipe", help="a key under `recipes`")
+        parser.add_argument("--recipe", help="a recipe's name")
         parser.add_argument("--seed", type=int)
     if options:
         options(parser)
