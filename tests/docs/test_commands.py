@@ -31,7 +31,7 @@ FOREIGN = {
     "docker": "tests/docs/test_docker.py reads its options",
     "ray": "starts a cluster; tests/engines/ray_cluster.py starts one with these options",
     "cp": "copies an example; what it copies exists",
-    "git": "repairs dvc.lock; tests/flows/test_lock.py does it with this command",
+    "git": "shares commits, and repairs dvc.lock as tests/flows/test_lock.py does",
 }
 
 
@@ -79,7 +79,6 @@ def test_every_command_has_a_known_program() -> None:
 
 
 def test_files_in_commands_exist() -> None:
-    """They are copied, or passed to pytest."""
     tests = [command for command in modules() if command.words[2] == "pytest"]
     named = [(c, c.words[1:]) for c in programs("cp")] + [(c, c.words[3:]) for c in tests]
     assert len(named) > 5
