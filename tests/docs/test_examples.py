@@ -81,7 +81,6 @@ def with_vllm(name: str, package: str | None = None) -> Any:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return all values of an example."""
     return complete(params.load(folder / "params.yaml"))
 
 
@@ -174,7 +173,6 @@ def test_the_gpus_on_the_page_suffice_and_smaller_ones_do_not(
 
 
 def test_the_loop_in_one_page_learns() -> None:
-    """After a minute the policy solves more test problems than before."""
     script = ROOT / "examples" / "loop.py"
     assert len(script.read_text().splitlines()) <= 150
     command = [sys.executable, str(script), "--steps", "12", "--threads", "1"]

@@ -71,7 +71,6 @@ def test_json_blocks_are_json() -> None:
 
 
 def test_dotted_parameters_exist() -> None:
-    """They are inline code such as `train.batch`."""
     for page, text in inline():
         section, *keys = re.sub(r"(: .*|=.*)$", "", text).split(".")
         dotted = bool(keys) and all(re.fullmatch(r"[a-z_]+", key) for key in keys)
@@ -108,9 +107,3 @@ def test_links_lead_to_files(page: Path) -> None:
         target = found["target"]
         if target and not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists() or "reference/" in target, target
-
-
-def test_every_guide_and_tutorial_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text().splitlines()
-    for page in [*ROOT.glob("docs/guide/*.md"), *ROOT.glob("docs/tutorials/*.md")]:
-        assert page.relative_to(ROOT / "docs").with_suffix("").as_posix() in index

@@ -1,6 +1,7 @@
 """The files in the tutorials work under the names on the page."""
 
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from tasks.ingest.reading import rows
 from tasks.train.loading import load_method, load_slots, train_settings
 from tasks.train.methods import select
 from tests.allocate.test_allocate import profile_of
-from tests.docs.pages import of, written
+from tests.docs.pages import ROOT, of, written
 from tests.ingest.helpers import sources
 from tests.parameters import every_value
 from tests.train.steps import plan_of, prompts_of, rollouts_of
@@ -49,14 +50,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return add
 
 
-def recipes() -> dict[str, Any]:
-    return values("docs/tutorials/method.md", "recipes")
+RECIPES = values("docs/tutorials/method.md", "recipes")
 
 
 def test_the_strategy(install: Any) -> None:
     install(strategies, "tasks/allocate/strategies/frontier.py")
     profile = profile_of([(solved, 8) for solved in (0, 4, 8, 3, 5, 1)])
-    spec = {**recipes()["frontier"]["allocate"], "num_prompts": 3, "group_size": 4}
+    spec = {**RECIPES["frontier"]["allocate"], "num_prompts": 3, "group_size": 4}
     strategy, allocate = load_strategy(spec)
     allocation = allocate(profile, 2, np.random.default_rng(0))
     assert strategy.reads_profile
@@ -67,7 +67,7 @@ def test_the_strategy(install: Any) -> None:
 
 def test_the_selector(install: Any) -> None:
     install(select, "tasks/train/methods/select/balanced.py")
-    choose = load_method("select", recipes()["balanced"]["train"]["select"])
+    choose = load_method("select", RECIPES["balanced"]["train"]["select"])
     rewards, groups = [1.0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]
     kept = choose(rollouts_of(rewards, groups), np.random.default_rng(0))
     assert np.bincount(np.array(groups)[kept]).tolist() == [2, 4]
@@ -111,12 +111,21 @@ def test_the_data_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "mine.jsonl").write_text(written("mine.jsonl"))
     monkeypatch.chdir(tmp_path)
     (source,) = sources(values("docs/tutorials/model-and-data.md", "ingest")["sources"])
-    found = list(rows(0, source, None, tmp_path))
-    assert all(isinstance(row, Row) for row in found)
-    assert len(found) == 3
+    assert [type(row) for row in rows(0, source, None, tmp_path)] == [Row] * 3
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide/data.md", "docs/tutorials/verifier.md"])
 def test_sources_are_complete(page: str) -> None:
     named = values(page, "ingest")["sources"]
     assert len(sources(named)) == len(named) > 0
+
+
+def test_the_steps_are_in_order() -> None:
+    for page, *steps in (
+        ("model-and-data", ":caption: mine.jsonl", "winnow init", "budget: null", "winnow run\n"),
+        ("method", "make check", "tests/bench/measures.py"),
+        ("schedule-and-bucket", "winnow run", "dvc push", "git commit", "git pull", "_URL=http"),
+        ("decision", "make env", "bin/activate", "winnow doctor"),
+    ):
+        text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text()
+        assert re.search(".*".join(map(re.escape, steps)), text, re.DOTALL), page
