@@ -206,14 +206,14 @@ def group(size: int, prompt: float, completion: float) -> Rows:
 
 def resolution(values: Values, layout: Layout) -> str:
     """Return a sentence on the smallest difference in pass@1 that the test prompts resolve, or an
-    empty string if their number is unknown. It uses the baseline's pass rates, if there are any."""
+    empty string if their number is 0 or unknown. It uses the baseline's pass rates, if any."""
     num_samples, num_prompts = values["evaluate"]["num_samples"], values["ingest"]["splits"]["test"]
     counts: tuple[pl.Series, pl.Series] | None = None
     with suppress(ArtifactError):
         path = layout.baseline / "rollouts.parquet"
         scores = score_prompts(ROLLOUTS.read_columns(path, ["prompt_id", "outcome", "greedy"]))
         counts, num_prompts = (scores["correct"], scores["trials"]), num_prompts or len(scores)
-    if num_prompts is None:
+    if not num_prompts:
         return ""
     half = half_width(num_prompts, num_samples, counts)
     source = "if both have the baseline's pass rates"
