@@ -1,9 +1,5 @@
 """Bring the experiment up to date.
 
-    winnow run [RECIPE ...] [--seed N ...] [--set train.learning_rate=1e-4 ...] [--data other]
-    [--force ingest ...] [--rounds 2 [--from sgpo/0]] [--concurrency 4] [--retries 1]
-    winnow run RECIPE ... --experiment
-
 Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
 `Ran`, with the reason. DVC alone decides whether a stage must run, so `dvc repro` after a flow does
 nothing, and a flow after `dvc repro` does nothing.

@@ -1,9 +1,5 @@
 """The pipeline on a schedule, for as long as this process runs.
 
-    winnow serve [RECIPE ...] [--cron "0 3 * * *"] [--force ingest] [--seed N ...]
-    [--rounds 2 [--from sgpo/0]] [--data other] [--concurrency N] [--set KEY=VALUE ...]
-    [--prefect-port N]
-
 Options that are not given have the values in prefect.yaml. The schedule runs on the Prefect server
 that PREFECT_API_URL or the profile names. If none is named, it runs on the server of `winnow ui`.
 If no server responds, this process starts one on loopback and stops it at the end. Runs do

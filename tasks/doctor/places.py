@@ -23,6 +23,8 @@ from tasks.common.files import ArtifactError, require_writable
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.params import ParamsError, listed, meant, section
+from tasks.grading.loading import load as load_verifier
+from tasks.grading.settings import Verify
 from tasks.ingest.candidates import MARKER, Row
 from tasks.ingest.files.formats import Rejection
 from tasks.ingest.reading import rows, sources
@@ -129,8 +131,9 @@ def near(path: Path) -> str:
 
 
 def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
-    """Read the first few rows of every source as `ingest` does, and return (errors, remarks). A
-    remote source that cannot be read is an error only if the prompts have not been ingested yet."""
+    """Read the first few rows of every source as `ingest` does, load their verifiers, and return
+    (errors, remarks). A remote source that cannot be read is an error only if the prompts have not
+    been ingested yet."""
     errors, remarks, found = list[str](), list[str](), list[Row | Rejection]()
     settings = section(values, "ingest", Ingest)
     for number, source in enumerate(sources(settings.sources)):
@@ -150,6 +153,9 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
             (remarks if is_here else errors).append(f"ingest.sources[{number}]: {error}{hint}")
     needing = [name for name in values.get("recipes", {}) if needs_solutions(values, name)]
     usable = [row for row in found if isinstance(row, Row)]
+    configured = section(values, "verify", Verify).verifiers  # checked with the other parameters
+    for name in sorted({row.verifier for row in usable} - {*configured}):
+        errors += raised(load_verifier, name, configured)
     if needing and usable and not any(row.solution for row in usable):
         remarks.append(
             f"recipe {listed(needing)}: train.warm_start.data is solutions, but the first rows of "

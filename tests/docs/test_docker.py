@@ -89,7 +89,6 @@ def test_copied_files_exist_and_are_not_ignored(tmp_path: Path) -> None:
 
 
 def test_make_env_needs_only_copied_files(tmp_path: Path) -> None:
-    """A dry run of make lists its commands for each kind of environment."""
     folder = before_env(tmp_path / "winnow")
     for kind in ("none", "cpu", "gpu"):
         variables = (f"VLLM={kind}", "TORCH_INDEX=", f"VENV={tmp_path}/venv")

@@ -126,6 +126,7 @@ def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
         ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
         ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),
         ({"ingest__sources__0__settings__tasks__0__verifier": "numerc"}, "mean numeric?"),
+        ({"ingest__sources__0__settings__tasks__0__verifier": "qa"}, "qa needs settings. Paste"),
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
         ({"policy__source": "hf://org/name"}, "name a revision"),
