@@ -123,7 +123,8 @@ def test_sources_are_complete(page: str) -> None:
 def test_the_steps_are_in_order() -> None:
     for page, *steps in (
         ("model-and-data", ":caption: mine.jsonl", "winnow init", "budget: null", "winnow run\n"),
-        ("method", "make check", "tests/bench/measures.py"),
+        ("verifier", "CONFIGURED", "python -m pytest tests/grading/test_verifiers.py"),
+        ("method", "make check", "params --schema >", "tests/bench/measures.py"),
         ("schedule-and-bucket", "winnow run", "dvc push", "git commit", "git pull", "_URL=http"),
         ("decision", "make env", "bin/activate", "winnow doctor"),
     ):
