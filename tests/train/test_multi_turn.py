@@ -129,6 +129,7 @@ def test_executed_flops_of_turns() -> None:
         ("7", r"\boxed{7} in 2 steps", None),
         ("1.5e3", "1500", None),
         ("7", "seven", "?"),
+        ("7", "1/0", "?"),
         ("none", "5", None),
     ],
 )

@@ -1,8 +1,8 @@
 """`higher_lower`: the gold answer is a number. The environment replies that the policy's number is
 too small or too large, until it is right.
 
-Numbers are read and compared as in the verifier `numeric`, so that both judge alike. A turn without
-a number gets `no_number`. The replies are settings, so that their wording can suit the policy.
+Numbers are read and compared as in the verifier `numeric`; of a list, only the last one counts.
+A turn without a number, or with x / 0, gets `no_number`. Replies are settings, to suit the policy.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class Episode(environment.Episode):
         found = numeric.find_number(turn)
         if self.gold is None:
             return None
-        if found is None:
+        given = found and numbers.value_of(found)
+        if given is None or given[0] != given[0]:  # NaN: x / 0
             return self.settings.no_number
-        given = numbers.value_of(found)
         if numbers.same(self.gold, given):
             return None
         is_less = numbers.exactly(given[0]) < numbers.exactly(self.gold[0])
