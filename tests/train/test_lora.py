@@ -161,9 +161,18 @@ def test_the_flops_of_an_update_agree_with_torchs_counter(recomputes: bool, llam
     assert stats.flops == pytest.approx(counted_flops, rel=0.01)
 
 
-def test_unknown_modules_are_refused(
-    qwen: Path,
+@pytest.mark.parametrize(
+    ("modules", "reason"),
+    [
+        (["query"], "not found"),
+        # the embedding would be written with the changes of the head that is tied to it
+        (["q_proj", "lm_head"], "lm_head cannot have adapters"),
+        (["embed_tokens"], "embed_tokens cannot have adapters"),
+    ],
+)
+def test_modules_without_linear_weights_are_refused(
+    modules: list[str], reason: str, qwen: Path
 ) -> None:
     model = load_model(qwen, dtype=torch.float32, device=CPU)
-    with pytest.raises(ArtifactError, match=r"\['query'\].*linear layers are .*q_proj"):
-        add_adapters(model, Lora(4, 8.0, ["query"], 32), seed=0)
+    with pytest.raises(ArtifactError, match=rf"linear layers are .*, v_proj: name .*{reason}"):
+        add_adapters(model, Lora(4, 8.0, modules, 32), seed=0)

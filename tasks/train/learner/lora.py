@@ -31,10 +31,16 @@ BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     """Add adapters with zero output to `model`, and freeze everything else. Raise ArtifactError if
-    no module has a name in `settings.modules`."""
+    no module has a name in `settings.modules`, or if one is not a linear layer with own weights:
+    an embedding, an output head tied to it, or the Conv1D of GPT-2."""
     from peft import LoraConfig, get_peft_model
 
-    modules = settings.modules
+    modules, embedding = settings.modules, model.get_input_embeddings()
+    linear = {
+        name.rsplit(".")[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module.weight is not embedding.weight
+    }
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number
@@ -45,15 +51,13 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
         try:
             on_meta = model.device.type == "meta"
             get_peft_model(model, config, low_cpu_mem_usage=on_meta)  # type: ignore[arg-type]
+            if others := {name.rsplit(".")[-1] for name in adapted_layers(model)} - linear:
+                raise ValueError(f"{', '.join(sorted(others))} cannot have adapters")
         except ValueError as error:
-            linear = {
-                name.rsplit(".")[-1]
-                for name, module in model.named_modules()
-                if isinstance(module, torch.nn.Linear)
-            }
             raise ArtifactError(
-                f"train.lora.modules is {settings.modules}, and the policy's linear layers are "
-                f"{', '.join(sorted(linear))} ({error})"
+                f"train.lora.modules is {modules}, and the policy's linear layers are "
+                f"{', '.join(sorted(linear)) or 'none'}: name some of these, or set train.lora to "
+                f"null ({error})"
             ) from error
 
 
