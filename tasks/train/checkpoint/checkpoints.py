@@ -47,6 +47,7 @@ from tasks.common.files import (
 )
 from tasks.train.checkpoint.folder import (
     BRANCH,
+    NAME,
     Loaded,
     checkpoints_in,
     is_branch,
@@ -271,7 +272,12 @@ class Checkpoints:
 
     def check_fit(self, chosen: Path) -> None:
         """Raise ArtifactError, naming the differences, if `chosen` belongs to a run with another
-        key. Log only a warning if nothing but the code differs."""
+        key, or was renamed. Log only a warning if nothing but the code differs."""
+        if not NAME.fullmatch(chosen.name):
+            raise ArtifactError(
+                f"--resume {chosen}: checkpoints have names like step-000000012-000004. Restore "
+                "the name of this one, which contains its place in the order of writing"
+            )
         mine = read_checked(self.folder / "key.json")
         try:
             theirs = read_checked(chosen.parent / "key.json")
