@@ -153,11 +153,6 @@ class Features:
         """Whether the pass computes prompts again for each rollout, instead of once per group."""
         return self.hidden_layer is not None or self.gradient_norms
 
-    @property
-    def num_passes(self) -> float:
-        """The cost of the pass, in forward passes: a backward pass counts for two."""
-        return 1.0 + 2.0 * self.gradient_norms
-
 
 @dataclass(frozen=True)
 class Observed:

@@ -107,15 +107,18 @@ def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) ->
         assert trainer.buffer.progress == pytest.approx(1.0, abs=0.2 / steps)
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 1, "alpha": 8.0}])
 @pytest.mark.parametrize("name", ["value_probe", "poise", "min_variance"])
-def test_the_counted_pass_is_the_executed_one(name: str, guesser: Path, tmp_path: Path) -> None:
+def test_the_counted_pass_is_the_executed_one(
+    name: str, lora: dict[str, Any] | None, guesser: Path, tmp_path: Path
+) -> None:
     """Up to last tokens: hidden states and norms compute every prompt again, and rows of hidden
     states are padded to the longest."""
     layout = make_world(tmp_path, guesser, [6] * 12)
     write_params(layout, learner={"max_tokens_per_micro_batch": 4096})
     all_prompts = {"unit": "rollouts", "size": 36, "counts": "generated"}  # of 3 to 13 tokens
     advantage = loading.completed("advantage", {"method": name})
-    trainer = make_trainer(layout, batch=all_prompts, advantage=advantage)
+    trainer = make_trainer(layout, batch=all_prompts, advantage=advantage, lora=lora)
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
         rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())

@@ -393,6 +393,13 @@ class Learner:
             return cost
         return cost - (factor - 1.0) * epochs * prompt_cost(account, architecture, rows)
 
+    def observe_cost(self, account: str, rows: Rows, features: Features) -> float:
+        """Return the cost of `observe` on `rows`, in the unit of `account`. Gradient norms cost as
+        much as an update."""
+        if features.gradient_norms:
+            return self.update_cost(account, rows)
+        return pass_cost(account, self.policy.architecture, rows)
+
     @cached_property
     def update_factor(self) -> float:
         """The cost of an update per token, in forward passes: one forward pass, one more for the

@@ -27,7 +27,7 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
         computed = rows.apart() if features.reads_whole_rows else rows
         if account == "executed" and features.hidden_layer is not None:
             computed = computed.padded()
-        observed = features.num_passes * pass_cost(account, architecture, computed)
+        observed = learner.observe_cost(account, computed, features)
     has_proximal = trainer.run.settings.correction.proximal is not None
     proximal = has_proximal * pass_cost(account, architecture, rows)
     return {

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from tasks.common.accounting.ledger import ACCOUNTS, charged_flops
+from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.accounting.spending import pass_cost
 from tasks.common.artifacts import STEPS
 from tasks.common.params import ParamsError
@@ -102,7 +102,7 @@ class Trainer:
         if settings.correction.proximal is not None:
             self.free_engine()
             old_N, flops = self.learner.observe_old(rollouts, self.slots.loss)
-            self.charge_pass(rollouts, flops)
+            self.charge_pass(rollouts, flops, Features())
         elif settings.observes_old and rollouts.observed is not None:
             old_N = rollouts.observed.logprobs_N
         if old_N is None:
@@ -142,13 +142,12 @@ class Trainer:
         """Return the policy's view of the rollouts, and charge it as scoring."""
         self.free_engine()
         observed, flops = self.learner.observe(rollouts, features, self.slots.loss)
-        self.charge_pass(rollouts, flops, features.num_passes)
+        self.charge_pass(rollouts, flops, features)
         return observed
 
-    def charge_pass(self, rollouts: Rollouts, flops: float, num_passes: float = 1.0) -> None:
-        """Charge passes over the rollouts as scoring; `flops` were executed."""
-        tokens = float(rollouts.tokens_B().sum())
-        charged = num_passes * charged_flops(self.run.policy.architecture, reference=tokens)
+    def charge_pass(self, rollouts: Rollouts, flops: float, features: Features) -> None:
+        """Charge a pass that supplied `features` as scoring; `flops` were executed."""
+        charged = self.learner.observe_cost("charged", rollouts.rows(), features)
         self.state.ledger.add(
             "score", executed=flops, charged=charged, charged_mixed=charged, charged_paper=charged
         )
