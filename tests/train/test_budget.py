@@ -16,7 +16,7 @@ from tasks.train.loop.buffer import cut
 from tasks.train.loop.charge import costs_of
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import GroupRequest
-from tasks.train.settings import BatchSettings
+from tasks.train.settings import BatchSettings, TrainSettings
 from tests.train.steps import plan_of
 from tests.train.worlds import make_trainer, make_world, run, sampled, write_params
 
@@ -86,9 +86,11 @@ def test_phases_keep_their_shares_of_the_budget(
 
 def test_the_last_groups_are_cut_to_the_remaining_budget() -> None:
     request = GroupRequest(np.array([7, 8, 9]), np.array([4, 4, 4]), 0, 1)
-    found = cut(request, 5, BatchSettings("rollouts", 12, "generated"))
+    found = cut(request, 5, TrainSettings())
     assert (found.prompt_rows.tolist(), found.counts.tolist()) == ([7, 8], [4, 1])
-    assert cut(request, 2, BatchSettings("prompts", 3, "generated")) == request
+    kept = TrainSettings(batch=BatchSettings(counts="kept"), select={"method": "pods", "keep": 2})
+    assert cut(request, 3, kept).counts.tolist() == [4, 2]
+    assert cut(request, 2, TrainSettings(batch=BatchSettings("prompts"))) == request
 
 
 # --- runs

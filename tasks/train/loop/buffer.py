@@ -45,7 +45,7 @@ from tasks.train.rollouts import (
 )
 from tasks.train.sampling import recorded
 from tasks.train.sampling.collector import Collector, Cost
-from tasks.train.settings import BatchSettings, TrainSettings
+from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
@@ -59,13 +59,16 @@ def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
     return np.random.default_rng([seed, step, stream])
 
 
-def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
-    """Return the request cut to its first `most` rollouts, near the end of a budget. Return it
-    whole if the batch counts prompts."""
-    if batch.unit == "prompts":
+def cut(request: GroupRequest, most: int, settings: TrainSettings) -> GroupRequest:
+    """Return the request cut to its first `most` rollouts, near the end of a budget; if only kept
+    rollouts count, to the share of rollouts of which `most` are kept. Return it whole if the batch
+    counts prompts."""
+    if settings.batch.unit == "prompts":
         return request
-    before = np.cumsum(request.counts) - request.counts
-    counts = np.clip(most - before, 0, request.counts)
+    limit = settings.select["keep"] if settings.batch.counts == "kept" else request.counts
+    sizes = np.minimum(request.counts, limit)
+    before = np.cumsum(sizes) - sizes
+    counts = request.counts * np.clip(most - before, 0, sizes) // sizes
     kept = counts > 0
     joined = None if request.joined is None else request.joined[kept]
     return replace(
@@ -241,7 +244,7 @@ class RolloutBuffer:
         if spending is not None:
             batch.progress = spending.progress(ahead + 1)
             if batch.num_requests == 1 and batch.wanted < spending.size:
-                request = cut(request, batch.wanted, self.settings.batch)
+                request = cut(request, batch.wanted, self.settings)
         self.add_groups(batch, request)
         return True
 
