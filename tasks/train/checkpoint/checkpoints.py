@@ -273,11 +273,6 @@ class Checkpoints:
     def check_fit(self, chosen: Path) -> None:
         """Raise ArtifactError, naming the differences, if `chosen` belongs to a run with another
         key, or was renamed. Log only a warning if nothing but the code differs."""
-        if not NAME.fullmatch(chosen.name):
-            raise ArtifactError(
-                f"--resume {chosen}: checkpoints have names like step-000000012-000004. Restore "
-                "the name of this one, which contains its place in the order of writing"
-            )
         mine = read_checked(self.folder / "key.json")
         try:
             theirs = read_checked(chosen.parent / "key.json")
@@ -287,6 +282,11 @@ class Checkpoints:
                 f"{chosen.parent / 'key.json'} is missing or damaged. Name a checkpoint of another "
                 "folder, or omit --resume"
             ) from error
+        if not NAME.fullmatch(chosen.name):
+            raise ArtifactError(
+                f"--resume {chosen}: checkpoints have names like step-000000012-000004. Restore "
+                "the name of this one, which contains its place in the order of writing"
+            )
         different = [name for name in mine if mine[name] != theirs.get(name)]
         if different == ["code"]:
             logger.warning("--resume %s: its steps were made by other code", chosen)
