@@ -196,3 +196,4 @@ def test_recorded_rollouts_of_other_prompts_are_refused(
     assert process.returncode == 1
     assert "step 0: the record has (prompt, rollouts) [('p5'" in process.output
     assert "the record is of another run" in process.output
+    assert "is not a file: name" in train(layout, "--from-rollouts", str(tmp_path)).output
