@@ -32,8 +32,11 @@ def changes_of(*folders: Path, share: float = 0.5, **more: Any) -> dict[str, Any
     return {"replay": replay, **more}
 
 
-def test_groups_are_those_of_the_record(guesser: Path, finished: Path, tmp_path: Path) -> None:
+def test_groups_are_those_of_the_record(
+    guesser: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half of every batch has recorded outcomes, tokens and log-probabilities."""
+    monkeypatch.setenv("HOME", str(finished.parent))
     record = TRAIN_ROLLOUTS.read(finished / "rollouts.parquet")
     groups = {
         tuple(map(tuple, rows["token_ids"].to_list())): (
@@ -44,7 +47,7 @@ def test_groups_are_those_of_the_record(guesser: Path, finished: Path, tmp_path:
         for _, rows in record.group_by("step", "group", maintain_order=True)
         if rows["outcome"].n_unique() > 1
     }
-    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **changes_of(finished))
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **changes_of(Path("~/train")))
     trainer.sync_engine()
     seen = []
     with closing(trainer.collector.grader):

@@ -45,7 +45,7 @@ EXAMPLE = Settings(folders=[])
 class Method(Replay):
     def __init__(self, settings: Settings, prompts: Prompts) -> None:
         self.settings, nothing = settings, np.zeros(0, dtype=np.int64)
-        found = [groups_of(Path(folder), prompts) for folder in settings.folders]
+        found = [groups_of(Path(folder).expanduser(), prompts) for folder in settings.folders]
         self.pool = merge([make_rollouts(nothing, [], nothing), *found])
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
