@@ -78,14 +78,25 @@ class Index:
                 guess = meant(name, known)
                 hint = f"; did you mean {guess}?" if guess else ""
                 raise ArtifactError(f"there is no task {name!r} in the harness{hint}")
+            for task in self.members(name):
+                if (known[task].cfg or {}).get("unsafe_code"):
+                    of = "" if task == name else f" (of {name})"
+                    raise ArtifactError(
+                        f"{task}{of} runs programs that the policy writes, outside of any "
+                        "sandbox: it is refused. The verifier `code` uses a sandbox"
+                    )
             entry = known[name]
-            if (entry.cfg or {}).get("unsafe_code"):
-                raise ArtifactError(
-                    f"{name} runs programs that the policy writes, outside of any sandbox: it is "
-                    "refused. The verifier `code` uses a sandbox"
-                )
             found += sorted(entry.tags) if entry.kind.name == "TAG" else [name]
         return list(dict.fromkeys(found))
+
+    def members(self, name: str) -> list[str]:
+        """Return a name, and for a group or a tag all names in it."""
+        known, found = self.manager.task_index, [name]
+        for one in found:
+            entry = known[one]
+            inside = entry.tags if entry.kind.name == "TAG" else files.named(entry.cfg, "task")
+            found += sorted(({*inside} - {*found}) & known.keys())
+        return found
 
     def source(self, name: str) -> str | None:
         """Return the digest of the user's task files if the task is one of them; None for a task of

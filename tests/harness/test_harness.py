@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -140,10 +141,26 @@ def test_a_policy_that_was_not_trained_is_named(layout: Layout) -> None:
         run.open_cell(layout, Subject("sgpo", 1))
 
 
-TASK_OF_AN_INDEX = SimpleNamespace(
-    kind=SimpleNamespace(name="TASK"), yaml_path=None, cfg=None, tags=frozenset()
-)
-MANAGER = SimpleNamespace(task_index=dict.fromkeys(("one", "two"), TASK_OF_AN_INDEX))
+def entry(kind: str, tags: Collection[str] = (), **settings: Any) -> SimpleNamespace:
+    """Return the entry of a task, group or tag in the harness's index."""
+    named = SimpleNamespace(name=kind)
+    return SimpleNamespace(kind=named, yaml_path=None, cfg=settings, tags={*tags})
+
+
+INDEX = {
+    **{"one": entry("TASK"), "two": entry("TASK"), "program": entry("TASK", unsafe_code=True)},
+    "tag": entry("TAG", ["one", "program"]),
+    "group": entry("GROUP", task=["one", {"group": "inner", "task": [{"task": "program"}]}]),
+    "outer": entry("GROUP", task=["group", "two"]),
+}
+MANAGER = SimpleNamespace(task_index=INDEX)
+
+
+@pytest.mark.parametrize("name", ["program", "tag", "group", "outer"])
+def test_a_group_or_tag_with_a_task_that_runs_programs_is_refused(name: str) -> None:
+    of = "" if name == "program" else rf" \(of {name}\)"
+    with pytest.raises(ArtifactError, match=f"program{of} runs programs that the policy writes"):
+        run.Index(MANAGER, None, None).names(["one", name])
 
 
 def test_the_options_of_vllm_reach_the_harness(
