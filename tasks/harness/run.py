@@ -99,10 +99,10 @@ class Index:
         return found
 
     def source(self, name: str) -> str | None:
-        """Return the digest of the user's task files if the task is one of them; None for a task of
-        the harness, which the harness's version identifies."""
-        file = self.manager.task_index[name].yaml_path
-        is_own = self.include and file and Path(file).is_relative_to(self.include)
+        """Return the digest of the user's task files if the task, or one of the group, is one of
+        them; None for tasks of the harness, which the harness's version identifies."""
+        paths = (self.manager.task_index[each].yaml_path for each in self.members(name))
+        is_own = self.include and any(p and Path(p).is_relative_to(self.include) for p in paths)
         return self.fingerprint if is_own else None
 
 

@@ -141,14 +141,15 @@ def test_a_policy_that_was_not_trained_is_named(layout: Layout) -> None:
         run.open_cell(layout, Subject("sgpo", 1))
 
 
-def entry(kind: str, tags: Collection[str] = (), **settings: Any) -> SimpleNamespace:
+def entry(kind: str, tags: Collection[str] = (), path: str = "", **cfg: Any) -> SimpleNamespace:
     """Return the entry of a task, group or tag in the harness's index."""
     named = SimpleNamespace(name=kind)
-    return SimpleNamespace(kind=named, yaml_path=None, cfg=settings, tags={*tags})
+    return SimpleNamespace(kind=named, yaml_path=path, cfg=cfg, tags={*tags})
 
 
 INDEX = {
-    **{"one": entry("TASK"), "two": entry("TASK"), "program": entry("TASK", unsafe_code=True)},
+    **{"one": entry("TASK"), "program": entry("TASK", unsafe_code=True)},
+    "two": entry("TASK", path="/mine/two.yaml"),
     "tag": entry("TAG", ["one", "program"]),
     "group": entry("GROUP", task=["one", {"group": "inner", "task": [{"task": "program"}]}]),
     "outer": entry("GROUP", task=["group", "two"]),
@@ -161,6 +162,13 @@ def test_a_group_or_tag_with_a_task_that_runs_programs_is_refused(name: str) -> 
     of = "" if name == "program" else rf" \(of {name}\)"
     with pytest.raises(ArtifactError, match=f"program{of} runs programs that the policy writes"):
         run.Index(MANAGER, None, None).names(["one", name])
+
+
+def test_the_users_task_files_determine_a_group_with_one_of_them() -> None:
+    """A file of the user may replace a task of the harness's group."""
+    index = run.Index(MANAGER, Path("/mine"), "3f2a")
+    found = [index.source(name) for name in ("one", "two", "group", "outer")]
+    assert found == [None, "3f2a", None, "3f2a"]
 
 
 def test_the_options_of_vllm_reach_the_harness(
