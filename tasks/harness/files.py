@@ -6,6 +6,7 @@ the user has to declare the files trusted. Prompt templates are rendered in jinj
 `run`)."""
 
 import glob
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,22 +48,35 @@ def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:
 
 
 def fingerprint(paths: Collection[Path]) -> str:
-    """Return a digest of task files, of the Python beside them and of the tables that they name,
-    which determine the results. Raise ArtifactError for a missing table."""
-    beside = {other for path in paths for other in path.parent.glob("*.py")}
+    """Return a digest of task files, of the Python in their folders and of the tables that they
+    name, which determine the results. Raise ArtifactError for a missing table."""
+    code = {Path(name) for path in paths for name in below(path.parent, "*.py")}
     tables = {Path(table) for path in paths for table in data_files(path)}
-    return digest(sorted([str(p), digest_file(p)] for p in {*paths, *beside, *tables}))
+    return digest(sorted([str(p), digest_file(p)] for p in {*paths, *code, *tables}))
 
 
 def data_files(path: Path) -> Iterator[str]:
-    """Yield the local data files of a task file. Raise ArtifactError if a pattern matches none."""
-    for pattern in named(yaml_tags.read(path), "data_files"):
+    """Yield the local data files of a task file: those that match its patterns, or all files of its
+    folder. Raise ArtifactError if a pattern matches none."""
+    settings = yaml_tags.read(path)
+    source, part = (next(named(settings, key), "") for key in ("dataset_path", "data_dir"))
+    folder = os.path.join(source if os.path.isdir(source) else "", part)
+    patterns = [*named(settings, "data_files")]
+    if folder and not patterns:
+        yield from below(Path(folder), "*")
+    for pattern in patterns:
         if "://" in pattern:
             continue
-        found = glob.glob(pattern, recursive=True)
+        found = glob.glob(os.path.join(folder, pattern), recursive=True)
         if not found:
             raise ArtifactError(
                 f"{path}: {pattern} does not exist; use an absolute path, or one relative to "
                 "the project's folder"
             )
         yield from (name for name in found if Path(name).is_file())
+
+
+def below(folder: Path, pattern: str) -> list[str]:
+    """Return the files below a folder that match a pattern, except hidden ones."""
+    found = glob.glob(f"{glob.escape(str(folder))}/**/{pattern}", recursive=True)
+    return [name for name in found if Path(name).is_file()]
