@@ -5,11 +5,13 @@ Hugging Face program reads, and not by one of our engines: the numbers must be c
 published ones. A task with a record is not run again."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -296,8 +298,8 @@ def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number, but not NaN. The harness may write N/A instead."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    """Return whether a value is a finite number. The harness may write N/A instead."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def measure(

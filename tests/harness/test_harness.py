@@ -3,6 +3,7 @@ sums of the embedded policy; without it, all other code."""
 
 import importlib.util
 import json
+import math
 import re
 import shutil
 from collections.abc import Collection
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -30,8 +32,9 @@ with_harness = pytest.mark.skipif(
     not HAS_HARNESS, reason=f"lm-evaluation-harness is not installed ({run.INSTALL})"
 )
 TRAINED = Subject("grpo", 0)
-ANSWERS = {"exact_match,last": 0.75, "exact_match_stderr,last": 0.25, "acc,none": 0.5}
+ANSWERS = {"exact_match,last": 0.75, "exact_match_stderr,last": 0.25, "acc,none": np.float32(0.5)}
 RESULTS = {"alias": "sums", "sample_len": 4, "acc_stderr,none": "N/A", **ANSWERS}
+RESULTS |= {"perplexity,none": math.inf, "solved,none": True}
 TASK = """\
 task: {name}
 dataset_path: json
