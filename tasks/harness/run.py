@@ -17,12 +17,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tasks.common import params
 from tasks.common.checksums import read_checked, write_checked
-from tasks.common.files import ArtifactError, digest_file
+from tasks.common.files import ArtifactError, causes, digest_file
 from tasks.common.layout import Layout
 from tasks.common.params import meant
 from tasks.common.processes import locks
@@ -42,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 INSTALL = 'python -m pip install --constraint requirements.txt --editable ".[eval]"'
 BACKENDS = ("hf", "vllm")
-FAILURES = (OSError, ValueError, KeyError, ImportError, TemplateError, torch.OutOfMemoryError)
 COUNTS = ("alias", "sample_len")  # not metrics, although the harness lists them
 BATCH_SIZE = 16  # for hf on a CPU; otherwise the harness chooses it
 
@@ -236,9 +234,10 @@ class Harness:
                 task_manager=self.index.manager,
                 log_samples=False,
             )
-        except FAILURES as error:
-            message = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ArtifactError(f"{task}: {message}") from error
+        except Exception as error:  # of many libraries, and of the user's own functions
+            texts = [f"{type(one).__name__}: {str(one).strip()}" for one in causes(error)]
+            reasons = "; ".join(text.partition("\n")[0].rstrip(": ") for text in texts)
+            raise ArtifactError(f"{task}: {reasons}") from error
         return dict(found)
 
     def loaded(self) -> Any:

@@ -288,9 +288,12 @@ def test_the_embedded_policy_on_a_custom_task(
     files = {path: path.read_bytes() for _, path, _ in found}
     list(run.measure(layout, VALUES, both, options("sums", include=tasks)))
     assert {path: path.read_bytes() for path in files} == files
-    with pytest.raises(ArtifactError, match="reach: access to attribute '__init__'"):
+    with pytest.raises(ArtifactError, match="reach: SecurityError: access to attribute"):
         list(run.measure(layout, VALUES, [TRAINED], options("reach", include=tasks)))
     assert not (tasks / "reached").exists()
+    (tasks / "sums.jsonl").write_text('{"question": \n')
+    with pytest.raises(ArtifactError, match="^sums: .*JSON parse error: Invalid"):
+        list(run.measure(layout, VALUES, [TRAINED], options("sums", include=tasks)))
     with pytest.raises(ArtifactError, match="can run code .* --trust-tasks"):
         run.open_index(["sums"], tasks, trust_tasks=False)
 
