@@ -24,7 +24,7 @@ from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError, causes, digest_file
 from tasks.common.layout import Layout
 from tasks.common.params import meant
-from tasks.common.processes import locks
+from tasks.engines.devices import first_gpus, held
 from tasks.engines.loading import engine_name
 from tasks.engines.settings import EngineSettings
 from tasks.harness import files
@@ -304,17 +304,17 @@ def is_number(value: Any) -> bool:
 def measure(
     layout: Layout, values: Mapping[str, Any], cells: list[Subject], asked: Asked
 ) -> Iterator[tuple[Subject, Path, Record]]:
-    """Yield (cell, path, record) for every cell and task. Run only tasks without a record."""
+    """Yield (cell, path, record) for every cell and task. Run only tasks without a record, and lock
+    the GPUs meanwhile, as stages do."""
     index = open_index(asked.tasks, asked.include, asked.trust_tasks)
     tasks = index.names(asked.tasks)
     for cell in cells:
         harness = Harness(layout, values, cell, asked, index)
-        lock = layout.locks / f"device-{torch.device(harness.device).type}"
-        for task in tasks:
-            path = harness.path(task)
-            if path.exists():
-                logger.info("%s on %s: already measured", cell.name, task)
-                yield cell, path, read_checked(path)
-                continue
-            with locks.exclusive(lock, "the device"):
-                yield cell, path, harness.run(task)
+        paths = {task: harness.path(task) for task in tasks}
+        is_done = all(path.exists() for path in paths.values())
+        num_gpus = harness.engine.num_parts if harness.backend == "vllm" else 1
+        with held(first_gpus(torch.device(harness.device), 0 if is_done else num_gpus)):
+            for task, path in paths.items():
+                if path.exists():
+                    logger.info("%s on %s: already measured", cell.name, task)
+                yield cell, path, read_checked(path) if path.exists() else harness.run(task)

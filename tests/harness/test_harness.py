@@ -4,6 +4,7 @@ sums of the embedded policy; without it, all other code."""
 import importlib.util
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Collection
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from tasks.common.checksums import write_checked
@@ -223,6 +225,20 @@ def test_tasks_before_an_interrupt_are_not_measured_again(
     assert evaluated[3:] == ["grpo/0 two"]
     list(run.measure(layout, VALUES, cells, wanted))
     assert len(evaluated) == 4
+
+
+def test_a_gpu_is_locked_as_by_a_stage(
+    layout: Layout, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINNOW_LOCKS", str(layout.root))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a"))
+    values = {"engine": {**VALUES["engine"], "device": "cuda"}}
+    begun = run.measure(layout, values, [TRAINED], options("one", "two"))
+    next(begun)
+    assert (layout.root / "gpu-a").read_text() == f"{os.getpid()}\n"
+    begun.close()
+    assert (layout.root / "gpu-a").read_text() == ""
 
 
 def test_another_policy_or_other_options_are_measured_again(
