@@ -1,13 +1,12 @@
 """The harness's results, a file for each policy, task and set of settings:
 
-    {"cell": "sgpo/0", "recipe": "sgpo", "seed": 0, "policy": "3f2a...", "evidence": "91c0...",
-     "task": "gsm8k", "task_version": 3.0, "settings": {"limit": null, ...}, "num_samples": 1319,
+    {"cell": "sgpo/0", "recipe": "sgpo", "seed": 0, "policy": "3f2a...", "task": "gsm8k",
+     "task_version": 3.0, "settings": {"limit": null, ...}, "num_samples": 1319,
      "metrics": {"exact_match/strict-match": {"value": 0.61, "stderr": 0.013}}, "subtasks": {},
      "versions": {"lm_eval": "0.4.13", ...}, "seconds": 512.3, "is_told": true}
 
-The files are in `harness/` under the data root, beside the outputs of the pipeline. `evidence` is
-the digest of a small file that changes whenever the policy changes: if the policy has since been
-retrained, its record is kept but not shown. `is_told`: whether the record is in MLflow."""
+The files are in `harness/` under the data root, beside the outputs of the pipeline. The record of a
+former policy of the cell is kept but not shown. `is_told`: whether the record is in MLflow."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from tabulate import tabulate
 
 from tasks.common import params
 from tasks.common.checksums import read_checked, write_checked
-from tasks.common.files import ArtifactError, digest, digest_file
+from tasks.common.files import ArtifactError, digest
 from tasks.common.layout import Layout
 
 Record = dict[str, Any]
@@ -40,8 +39,14 @@ class Subject:
     def name(self) -> str:
         return INITIAL if self.recipe is None else f"{self.recipe}/{self.seed}"
 
+    def card(self, layout: Layout) -> Path:
+        """Return the path of the file with the policy's digest."""
+        if self.recipe is None or self.seed is None:
+            return layout.policy_card
+        return layout.trained_card(self.recipe, self.seed)
+
     def evidence(self, layout: Layout) -> Path:
-        """Return the path of a small file that changes whenever the policy changes."""
+        """Return the path of the file by which the tracker finds the run of the training."""
         if self.recipe is None or self.seed is None:
             return layout.policy_card
         return layout.train(self.recipe, self.seed) / "curve.parquet"
@@ -67,12 +72,12 @@ def path_of(layout: Layout, cell: Subject, task: str, key: Mapping[str, Any]) ->
 def records(layout: Layout, cell: Subject) -> Iterator[tuple[Path, Record]]:
     """Yield (path, record) of a cell's current policy, in the order of the file names."""
     files = sorted(folder(layout, cell).glob("*.json"))
-    if not files or not cell.evidence(layout).exists():
+    if not files or not cell.card(layout).exists():
         return
-    evidence = digest_file(cell.evidence(layout))
+    policy = read_checked(cell.card(layout))["digest"]
     for path in files:
         record = read_checked(path)
-        if record["evidence"] == evidence:
+        if record["policy"] == policy:
             yield path, record
 
 

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tasks.common import params
 from tasks.common.checksums import read_checked, write_checked
-from tasks.common.files import ArtifactError, causes, digest_file
+from tasks.common.files import ArtifactError, causes
 from tasks.common.layout import Layout
 from tasks.common.params import meant
 from tasks.engines.devices import first_gpus, held
@@ -209,7 +209,6 @@ class Harness:
             "recipe": self.cell.recipe,
             "seed": self.cell.seed,
             "policy": self.policy.digest,
-            "evidence": digest_file(self.cell.evidence(self.layout)),
             "task": task,
             "settings": self.settings(task),
             "versions": versions(self.backend),

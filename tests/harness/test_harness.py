@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tasks.common.checksums import write_checked
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.harness import records, run
@@ -86,8 +86,8 @@ def record(layout: Layout, cell: Subject, task: str, **changes: Any) -> Path:
     """Write one record."""
     measured = run.measured(task, {"results": {task: RESULTS}, "n-samples": {}})
     path = records.path_of(layout, cell, task, changes)
-    evidence = records.digest_file(cell.evidence(layout))
-    where = {"recipe": cell.recipe, "seed": cell.seed, "task": task, "evidence": evidence}
+    policy = read_checked(cell.card(layout))["digest"]
+    where = {"recipe": cell.recipe, "seed": cell.seed, "task": task, "policy": policy}
     write_checked(path, {**measured, **where, "num_samples": 1319, **changes})
     return path
 
@@ -128,7 +128,9 @@ def test_the_table_has_pass_at_1_and_the_benchmarks(layout: Layout) -> None:
         "grpo/0    65.1%  sums       acc               0.5000            1,319",
         "grpo/0    65.1%  sums       exact_match/last  0.7500  0.2500    1,319",
     ]
-    (TRAINED.evidence(layout)).write_bytes(b"second")  # the policy is trained again
+    TRAINED.evidence(layout).write_bytes(b"second")  # the same policy with another curve
+    assert records.table(layout).count("grpo/0") == 2
+    write_checked(TRAINED.card(layout), {"digest": "3f2a"})  # another policy
     assert "grpo/0" not in records.table(layout)
     assert path.exists()
     record(layout, TRAINED, "sums", limit=8)
