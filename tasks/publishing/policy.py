@@ -59,6 +59,9 @@ def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite:
     if destination.startswith(HUB):
         to_hub(destination.removeprefix(HUB), files, texts, f"{recipe}/{seed}", overwrite)
     else:
+        for folder in (layout.policy, layout.recipe(recipe).parent):
+            if Path(destination).expanduser().resolve().is_relative_to(folder.resolve()):
+                raise ArtifactError(f"{folder} has the pipeline's own files: push to another place")
         to_location(destination, files, texts, overwrite)
     return sorted([*files, *texts])
 
@@ -167,8 +170,6 @@ def to_location(
 ) -> None:
     """Write a policy to a bucket or a folder. First remove the former one, beginning with its card
     and configuration; write the new ones last, so that no mix of the two policies can be loaded."""
-    if Path(destination).expanduser().resolve() in {p.parent.resolve() for p in files.values()}:
-        raise ArtifactError(f"{destination} has the files to push: use another place")
     store, place = open_location(destination)
     with reaching(destination):
         if not overwrite and store.exists(place) and store.ls(place):

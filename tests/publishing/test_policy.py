@@ -106,8 +106,10 @@ def test_existing_files_are_replaced_only_on_request(layout: Layout, tmp_path: P
     push(layout, "sgpo", 1, str(place), overwrite=True)
     left = {path.relative_to(place).as_posix() for path in place.rglob("*.*")}
     assert left == {*FILES, *mine}
-    with pytest.raises(ArtifactError, match="has the files to push: use another place"):
-        push(layout, "sgpo", 1, str(layout.train("sgpo", 1) / "policy"), overwrite=True)
+    policy = layout.train("sgpo", 1) / "policy"
+    for own in (policy, policy / "copy", layout.train("grpo", 0) / "policy", layout.policy):
+        with pytest.raises(ArtifactError, match="has the pipeline's own files: push to another"):
+            push(layout, "sgpo", 1, str(own), overwrite=True)
 
 
 def test_an_incomplete_copy_cannot_be_loaded(layout: Layout, tmp_path: Path) -> None:
