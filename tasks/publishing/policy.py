@@ -34,7 +34,7 @@ CONFIG = "config.json"  # without it no library loads a policy
 LOADED = (
     *(*OBJECTS, "model*.safetensors", "model.safetensors.index.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja"),
-    "additional_chat_templates/*.jinja",
+    *("additional_chat_templates/*.jinja", "adapter_config.json", "adapter_model.safetensors"),
 )
 ACCOUNTS = ("charged", "charged_mixed", "executed")
 PARTS = ("generate", "score", "update")  # phases of training that count as the policy's cost

@@ -95,10 +95,12 @@ def test_an_unfinished_or_damaged_cell_is_not_pushed(layout: Layout, tmp_path: P
 
 
 def test_existing_files_are_replaced_only_on_request(layout: Layout, tmp_path: Path) -> None:
-    """A former policy goes as a whole: its template would be used with the new one."""
+    """A former policy goes as a whole: its template would be used with the new one, its adapter
+    added to it."""
     place = tmp_path / "out"
     mine = ("mine.txt", "mine.json", "notes/mine.json")
-    for name in (*mine, "chat_template.jinja", "merges.txt", "generation_config.json"):
+    former = ("chat_template.jinja", "merges.txt", "generation_config.json", "adapter_config.json")
+    for name in (*mine, *former):
         write_text(place / name, "mine")
     with pytest.raises(ArtifactError, match="is not empty: use another place, or --overwrite"):
         push(layout, "sgpo", 1, str(place), overwrite=False)
