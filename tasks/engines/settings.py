@@ -148,7 +148,10 @@ class EngineSettings:
 def parse_url(url: str) -> str:
     """Return `url` as a server's base URL, with the path `/v1` if it has none. Raise ParamsError if
     it is not an HTTP URL, or contains credentials, a query or a fragment."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # of brackets without an IPv6 address
+        parts = urlsplit("")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ParamsError(
             "an entry of engine.urls contains credentials or a query: set OPENAI_API_KEY instead"
