@@ -207,6 +207,7 @@ def test_key_is_sent_and_never_shown(
     [
         ({"noise": 0.01}, "serves .* not the policy {}"),
         ({"raw_logprobs": True}, "serves .* not the policy {}"),
+        ({"first_token": 1000}, "serves .* not the policy {}"),
         ({"names": ["one", "two"]}, "serves one, two: start it with --served-model-name {}"),
         ({"token_ids": False}, "returns no token ids"),
     ],
