@@ -92,8 +92,19 @@ def architecture_of(card: dict[str, Any]) -> Architecture:
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:
-    """Return a model's entries in `policy.json`: its class and sizes, and numbers for its FLOPs."""
+    """Return a model's entries in `policy.json`: its class and sizes, and numbers for its FLOPs.
+    Raise ArtifactError for a model without attention, without a limit on its context, or with
+    layers that differ in the size of their heads."""
     config = model.config.get_text_config()
+    try:
+        heads, max_length = config.num_attention_heads, config.max_position_embeddings
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    except (AttributeError, RuntimeError) as error:
+        reason = str(error).partition(". ")[0]
+        raise ArtifactError(
+            f"{type(model).__name__} is not supported ({reason}): use a policy of another "
+            "architecture"
+        ) from error
     head = model.get_output_embeddings()
     linear = sum(
         m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D)
@@ -102,15 +113,14 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
         p.numel() for name, p in model.named_parameters() if p.ndim == 3 and "expert" in name
     )
     active = getattr(config, "num_experts_per_tok", 1) / max(num_experts(config), 1)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return {
         "architecture": type(model).__name__,
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "num_matmul_parameters": int(linear + experts * active),
         "num_head_parameters": head.weight.numel(),
         "num_layers": config.num_hidden_layers,
-        "attention_width": config.num_attention_heads * head_dim,
-        "max_length": config.max_position_embeddings,
+        "attention_width": heads * head_dim,
+        "max_length": max_length,
         "vocab_size": config.vocab_size,
     }
 

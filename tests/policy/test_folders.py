@@ -88,6 +88,8 @@ EMPTY = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []
         ("tokenizer.json", EMPTY, "tokenizer.json: the tokenizer has no tokens for text"),
         ("config.json", {"num_attention_heads": 0}, "config.json describes cannot be loaded"),
         ("config.json", {"model_type": "x"}, "config.json describes cannot be loaded"),
+        ("config.json", '{"model_type": "bloom"}', "BloomForCausalLM is not supported .*max_pos"),
+        ("config.json", '{"model_type": "gemma4_text"}', "Gemma4ForCausalLM is .*per-layer attr"),
         ("config.json", {"model_type": "x", "auto_map": CODE}, "config.json names Python code"),
         (
             "tokenizer_config.json",
