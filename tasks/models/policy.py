@@ -143,8 +143,10 @@ def load_model(
     """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
     `shard` shards the model before it has weights; every rank then reads only its own rows. If it
     also adds adapters, `renamed` maps patterns of names in the files to names in the model, and the
-    adapters' values remain to be set. Raise ArtifactError if a tensor is missing from the files, or
-    has another shape."""
+    adapters' values remain to be set. Raise ArtifactError if a tensor is missing from the files or
+    has another shape, or if there is no GPU for `device`."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ArtifactError("engine.device is cuda, but torch finds no GPU: set it to auto or cpu")
     check_folder(folder)
     trusted, kinds = trust_remote_code, (ImportError, ValueError)  # errors of quantised policies
     with loading(folder, MODEL, kinds), sharded_by(shard) as options:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.models.folder import OBJECTS, check_folder, num_parameters, weight_files
-from tasks.models.policy import load_tokenizer, save_trained, stop_token_ids
+from tasks.models.policy import load_model, load_tokenizer, save_trained, stop_token_ids
 from tasks.policy.card import write_external
 from tests.engines.conftest import load
 
@@ -219,6 +219,12 @@ def test_weights_that_are_not_finite_are_refused(folder: Path, wrong: float) -> 
     weights[UP][3, 4] = wrong
     save_file(weights, folder / "model.safetensors")
     check_refused(folder, f"{UP} contains NaN or infinity")
+
+
+def test_a_missing_gpu_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ArtifactError, match="engine.device is cuda, but torch finds no GPU: set"):
+        load_model(folder, dtype=torch.float32, device=torch.device("cuda"))
 
 
 def test_link_out_of_the_folder_is_refused(folder: Path) -> None:
