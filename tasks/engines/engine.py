@@ -212,6 +212,18 @@ def check_lengths(request: Request, max_length: int) -> None:
             )
 
 
+def check_for_vllm(request: Request, max_length: int) -> None:
+    """Call `check_lengths`, and raise ArtifactError for a temperature that vLLM refuses, or
+    replaces by 0.01."""
+    temperature = request.sampling.temperature
+    if temperature and not 0.01 <= temperature <= 2.0:
+        raise ArtifactError(
+            f"sampling.temperature is {temperature:g}, but vLLM supports 0, and 0.01 to 2: change "
+            "it, or set engine.name to hf"
+        )
+    check_lengths(request, max_length)
+
+
 def sample_seed(*parts: Any) -> int:
     """Return a 63-bit seed, equal on all machines, from the parts that identify a completion."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import IsEnough, OnEnded, Request, Samples, check_lengths, never
+from tasks.engines.engine import IsEnough, OnEnded, Request, Samples, check_for_vllm, never
 from tasks.engines.options import checked, own_options
 from tasks.engines.settings import EngineSettings
 from tasks.engines.weights.vllm_model import HEAD, check_updates, has_head, pack_experts
@@ -72,7 +72,7 @@ class VllmEngine:
 
     def decode(self, request: Request, is_enough: IsEnough, kind: str) -> Samples:
         """Sample until all rows end or `is_enough` returns True. `kind` is a RequestOutputKind."""
-        check_lengths(request, self.max_length)
+        check_for_vllm(request, self.max_length)
         owners = request.owner_B().tolist()
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
         self.wake()

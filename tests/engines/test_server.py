@@ -220,6 +220,15 @@ def test_server_of_something_else_is_refused(
         connect(policy, server)
 
 
+@pytest.mark.parametrize("temperature", [0.004, 2.5])
+def test_a_temperature_that_vllm_would_not_use_is_refused(
+    serve: Serve, policy: Policy, temperature: float
+) -> None:
+    sampling = dataclasses.replace(SAMPLING, temperature=temperature)
+    with pytest.raises(ArtifactError, match=f"temperature is {temperature}, but vLLM supports 0"):
+        connect(policy, serve()).generate(dataclasses.replace(ONE, sampling=sampling))
+
+
 def test_server_of_several_models_may_name_the_policy(serve: Serve, policy: Policy) -> None:
     assert connect(policy, serve(names=["other", policy.digest])).generate(ONE)
 

@@ -33,7 +33,7 @@ from tasks.engines.engine import (
     Samples,
     StoppableEngine,
     Unavailable,
-    check_lengths,
+    check_for_vllm,
 )
 from tasks.engines.server.dispatch import BEAT_SECONDS, Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection, Endpoint
@@ -133,7 +133,7 @@ class ServerEngine(StoppableEngine):
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         """See `StoppableEngine`. Servers under URLs finish the completions that they have begun."""
-        check_lengths(request, self.max_length)
+        check_for_vllm(request, self.max_length)
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
         seeds, written = request.own_seeds(), request.written_B().tolist()
         in_flight, done = InFlight(), dict[int, Completion]()
