@@ -38,7 +38,14 @@ def test_list_of_mappings_becomes_a_block() -> None:
         '    - e: 4\n      f: {"g": "a b"}\n    - e: 5\n'
         "  # after d\n\nh: text   # last\n"
     )
-    assert yaml.safe_load(text)["a"]["d"] == [{"e": 4, "f": {"g": "a b"}}, {"e": 5}]
+    left = "a:\n  b:  # of b\n  - 1\n  c: 2\n"  # as yaml.safe_dump writes a list
+    assert set_values(left, {"a.b": [3]}) == "a:\n  b:  # of b\n    [3]\n  c: 2\n"
+
+
+@pytest.mark.parametrize("text", ["a: |\n  x\nb: 1\n", "b: &x [1]\na: *x\nc: *x\n"])
+def test_form_that_cannot_be_replaced_is_refused(text: str) -> None:
+    with pytest.raises(ParamsError, match="a cannot be set in this file: set it by hand: y"):
+        set_values(text, {"a": "y"})
 
 
 @pytest.mark.parametrize("value", ["no", "1", "null", "on", "x: y", "# x", "a-b", "", "é"])

@@ -9,24 +9,39 @@ from typing import Any
 
 import yaml
 
+from tasks.common.config import changes
 from tasks.common.files import temporary_folder
-from tasks.common.params import ParamsError, load
+from tasks.common.params import ParamsError, load, parsed
 
 
 def set_values(text: str, values: Mapping[str, Any]) -> str:
     """Return `text` with the value under each dotted name replaced, or added if it is missing.
-    Raise ParamsError if a part of the name is not a mapping."""
+    Raise ParamsError if a part of the name is not a mapping, or if the value has a form, such as an
+    alias or a block of text, that cannot be replaced."""
     for name, value in values.items():
-        node, missing = find(yaml.compose(text, Loader=yaml.SafeLoader), name)
-        if missing and isinstance(node, yaml.MappingNode):
-            text = added(text, node, missing, value)
-            continue
-        for key in reversed(missing):  # of a section without a value
-            value = {key: value}
-        start, end = node.start_mark.index, end_of(node)
-        space = " " if text[start - 1 : start] == ":" else ""  # after a key without a value
-        text = text[:start] + space + written(value, node.start_mark.column) + text[end:]
+        text = with_value(text, name, value)
+        try:
+            is_set = changes.find(parsed(text), name) == value
+        except yaml.YAMLError:
+            is_set = False
+        if not is_set:
+            raise ParamsError(f"{name} cannot be set in this file: set it by hand: {inline(value)}")
     return text
+
+
+def with_value(text: str, name: str, value: Any) -> str:
+    """Return `text` with the value under one dotted name replaced or added."""
+    node, missing = find(yaml.compose(text, Loader=yaml.SafeLoader), name)
+    if missing and isinstance(node, yaml.MappingNode):
+        return added(text, node, missing, value)
+    for key in reversed(missing):  # of a section without a value
+        value = {key: value}
+    start, new = node.start_mark.index, written(value, node.start_mark.column)
+    if text[start - 1 : start] == ":":  # a key without a value
+        new = f" {new}"
+    elif text[start : start + 2] == "- " and not new.startswith("- "):
+        new = f"  {new}"  # the items of a list may be as far left as its key, other values not
+    return text[:start] + new + text[end_of(node) :]
 
 
 def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
