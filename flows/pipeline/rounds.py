@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.pipeline import commands, health, overrides, roots
 from flows.pipeline.roots import MAIN, Root
-from flows.pipeline.selection import SelectionError
+from flows.pipeline.selection import SelectionError, upstream
 from flows.pipeline.stages import Stages
 from tasks.common import params, recipes
 from tasks.common.checksums import read_checked
@@ -153,7 +153,8 @@ def policy_of(before: Stages, start: str) -> str:
         start = champion_of(root)
     recipe, seed = start.rsplit("/", 1)
     stage = f"train@{recipe}-{seed}"
-    if stage in before.left_out and stage in before.changed:
+    stale = upstream(before.needs, {stage}) & {*before.changed, *before.forced}
+    if stage in before.left_out and stale:
         raise SelectionError(
             f"--from {start}: {root.titled(stage)} is out of date and left out of this run; add "
             f"`{recipe} --seed {seed}`"

@@ -65,7 +65,8 @@ def select(
     """Return (stages in order, stages left out) for these recipes and seeds; none given means all.
 
     A restriction keeps the chosen cells and their upstream stages. Stages that need all cells (the
-    report) stay if no omitted stage is in `changed`. Raise SelectionError for unknown names."""
+    report) stay if no omitted stage, and none before it, is in `changed`: DVC finds a stage changed
+    only after its inputs are. Raise SelectionError for unknown names."""
     all_cells = {place: coordinates(place) for place in needs if place.startswith("evaluate@")}
     chosen_recipes = choose((recipe for _, recipe, _ in all_cells.values()), recipes, "recipe")
     chosen_seeds = choose((seed for _, _, seed in all_cells.values()), seeds, "seed")
@@ -77,6 +78,7 @@ def select(
     if chosen == set(all_cells):
         return order(needs), []
     other = upstream(needs, set(all_cells) - chosen) - upstream(needs, chosen)
-    keep = upstream(needs, chosen) if other & set(changed) else set(needs) - other
+    is_stale = bool(upstream(needs, other) & set(changed))
+    keep = upstream(needs, chosen) if is_stale else set(needs) - other
     left_out = [stage for stage in needs if stage not in keep]
     return [stage for stage in order(needs) if stage in keep], left_out

@@ -46,9 +46,9 @@ class Stages:
         needs = roots.own_needs(root, dvc.graph())
         forced = forced_of(root, needs, force)
         code_reason = digest_code(dvc, root, CODE in forced)
-        changed = changes_of(dvc, root, root.pipeline)
-        ordered, left_out = selection.select(needs, changed, recipes, seeds)
-        stages = cls(dvc, root, needs, ordered, left_out, changed, forced - {CODE})
+        changed, forced = changes_of(dvc, root, root.pipeline), forced - {CODE}
+        ordered, left_out = selection.select(needs, {*changed, *forced}, recipes, seeds)
+        stages = cls(dvc, root, needs, ordered, left_out, changed, forced)
         if code_reason:
             stages.code_reason = code_reason
             stages.print_line(CODE, LABELS["Ran"], code_reason)

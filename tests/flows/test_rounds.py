@@ -13,7 +13,7 @@ from flows.pipeline.overrides import applied
 from flows.pipeline.roots import Root, root_of
 from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.selection import SelectionError
-from flows.pipeline.stages import forced_of
+from flows.pipeline.stages import Stages, forced_of
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT, Project, lines, shell
@@ -52,6 +52,14 @@ def test_start_outside_the_experiment_is_refused() -> None:
     rounds.check_starts(ROOT / "params.yaml", ["champion", "sgpo/0"])
     with pytest.raises(SelectionError, match=r"--from pods/0 .* it has grpo/0, .*, or champion"):
         rounds.check_starts(ROOT / "params.yaml", ["pods/0"])
+
+
+def test_start_behind_a_stale_stage_is_refused_if_left_out() -> None:
+    needs = {"profile": set(), "train@sgpo-0": {"profile"}}
+    places = ["profile"], ["train@sgpo-0"]
+    before: Any = Stages(None, Root(), needs, *places, {"profile": ["x"]}, set())  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match="out of date and left out of this run"):
+        rounds.policy_of(before, "sgpo/0")
 
 
 def test_command_line_is_a_request() -> None:

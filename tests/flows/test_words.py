@@ -123,8 +123,9 @@ def test_everything_is_selected_by_default_in_order() -> None:
     assert all(place(need) < place(stage) for stage in NEEDS for need in NEEDS[stage])
 
 
-def test_recipe_and_seed_select_a_cell_and_its_upstream_stages() -> None:
-    ordered, excluded = selection.select(NEEDS, ["evaluate@a-0"], ["b-c"], [1])
+@pytest.mark.parametrize("changed", ["evaluate@a-0", "ingest"])  # a-0 itself, or before it
+def test_recipe_and_seed_select_a_cell_and_its_upstream_stages(changed: str) -> None:
+    ordered, excluded = selection.select(NEEDS, [changed], ["b-c"], [1])
     assert ordered == ["ingest", "allocate@b-c", "evaluate@b-c-1"]
     assert "report" in excluded
 
