@@ -51,9 +51,8 @@ def read_results(path: Path) -> dict[str, Line]:
 def supersede(path: Path, keys: Collection[str], reason: str) -> int:
     """Mark the valid lines of these keys as superseded for `reason`; return their number. All other
     lines stay byte-identical."""
-    content = path.read_bytes()
-    texts, num = content.split(b"\n"), 0
-    for place, text in enumerate(texts[:-1]):
+    texts, num = path.read_bytes().split(b"\n"), 0
+    for place, text in enumerate(texts if is_whole(texts[-1]) else texts[:-1]):
         line = json.loads(text) if text else {"superseded": "an empty line"}
         if "superseded" not in line and line["key"] in keys:
             texts[place] = json.dumps({**line, "superseded": reason}, sort_keys=True).encode()
@@ -74,16 +73,28 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def append_result(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line and sync it to disk. Remove a partial last line first, so that the new line
-    stands alone."""
+    """Append a line and sync it to disk. Remove a partial last line first, or end a whole one, so
+    that the new line stands alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, sort_keys=True) + "\n"
     with path.open("a+b") as file:
         file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+        last = (content := file.read()).rpartition(b"\n")[2]
+        if is_whole(last):
+            file.write(b"\n")
+        else:
+            file.truncate(len(content) - len(last))
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def is_whole(last: bytes) -> bool:
+    """Return whether the text after the last line end is a result, and not cut off by a kill."""
+    try:
+        return "key" in json.loads(last)
+    except (ValueError, TypeError):
+        return False
 
 
 def digits(counts: "list[int]") -> str:

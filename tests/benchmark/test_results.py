@@ -82,6 +82,10 @@ def test_a_mark_keeps_a_partial_last_line_and_the_next_line_drops_it(tmp_path: P
     append_result(path, {"key": "c", "n": 3})
     append_result(path, {"key": "a", "n": 4})
     assert {key: line["n"] for key, line in read_results(path).items()} == {"a": 4, "c": 3}
+    path.write_text('{"key": "a"}\n{"key": "b"}')  # whole, as an editor may leave it
+    assert supersede(path, ["b"], "Why.") == 1
+    append_result(path, {"key": "c"})
+    assert [line["key"] for line in read_lines(path)] == ["a", "b", "c"]
     path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
     with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is not a result"):
         read_results(path)
