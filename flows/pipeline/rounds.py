@@ -97,7 +97,8 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
 def set_recipes(path: Path, names: Sequence[str]) -> None:
     """Set the experiment's recipes in the parameter file to `names`, or, if that is `all`, to every
     recipe except those that read a missing folder. Raise ParamsError for an unknown recipe."""
-    values, is_all = params.load(path), list(names) == ["all"]
+    names = list(dict.fromkeys(names))
+    values, is_all = params.load(path), names == ["all"]
     known = recipes.names(values) if is_all else names
     read = {name: recipes.folders_of(recipes.recipe(values, name)["train"]) for name in known}
     there = [
@@ -105,7 +106,7 @@ def set_recipes(path: Path, names: Sequence[str]) -> None:
         for name, folders in read.items()
         if all((commands.ROOT / folder).is_dir() for folder in folders)
     ]
-    chosen = there if is_all else list(names)
+    chosen = there if is_all else names
     if chosen != params.section(values, "experiment", params.Experiment).recipes:
         write_text(path, set_values(path.read_text(), {"experiment.recipes": chosen}))
         logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(chosen))

@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_set_recipes_changes_only_the_recipes(path: Path) -> None:
     before = path.read_text().splitlines()
-    set_recipes(path, ["pods", "grpo", "sagc"])
+    set_recipes(path, ["pods", "grpo", "sagc", "pods"])
     after = path.read_text().splitlines()
     assert params.load(path)["experiment"]["recipes"] == ["pods", "grpo", "sagc"]
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
