@@ -49,7 +49,8 @@ def is_remote(location: str) -> bool:
     scheme, separator, rest = location.partition("://")
     if not separator:
         return False
-    if "@" in rest.partition("/")[0]:
+    bucket = rest.partition("/")[0]
+    if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):  # a secret may have a /
         raise ArtifactError(
             f"a location ({scheme}://) must not contain credentials: set AWS_ACCESS_KEY_ID and its "
             "secret"

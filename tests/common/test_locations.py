@@ -63,6 +63,7 @@ def test_folder_is_a_location(tmp_path: Path) -> None:
             "s3://name:hidden@bucket/x",
             "a location (s3://) must not contain credentials: set AWS_ACCESS_KEY_ID",
         ),
+        ("s3://name:+/hidden@bucket/x", "a location (s3://) must not contain credentials"),
     ],
 )
 def test_invalid_location_is_refused(location: str, message: str) -> None:
