@@ -71,13 +71,14 @@ def less_compute(summary: Mapping[str, Any]) -> str:
 
 
 def to_resolve(found: Mapping[str, Any]) -> str:
-    """Return a sentence on how many prompts or seeds would resolve a difference of one percentage
-    point. The width of an interval falls with the square root of their number."""
+    """Return a sentence on how many prompts, or seeds and prompts, would resolve one percentage
+    point. The width falls with the square root of all numbers that the interval is over: more seeds
+    alone leave the variance over prompts."""
     half = (found["high"] - found["low"]) / 2
     if half <= POINT:
         return "A difference of one point would have shown."
     if found["num_seeds"] == 1:
         num_prompts = needed_for_a_point(half, found["num_prompts"])
         return f"About {num_prompts:,} test prompts, or more seeds, would resolve one point."
-    more = needed_for_a_point(half, found["num_seeds"]) - found["num_seeds"]
-    return f"About {more} more seeds would resolve one point."
+    times = f"{(half / POINT) ** 2:.1f} times as many"
+    return f"About {times} seeds on {times} test prompts would resolve one point."

@@ -55,6 +55,10 @@ def test_an_insignificant_difference_names_the_required_prompts() -> None:
     words = headline(summary(winnow=recipe(0.391, 0.45, (-0.012, 0.008, 0.028))), BUDGET)
     assert "there is no significant difference" in words
     assert words.endswith("About 4,000 test prompts, or more seeds, would resolve one point.")
+    found = recipe(0.391, 0.45, (-0.012, 0.008, 0.028))
+    found["differences"]["reference"] |= {"num_seeds": 3, "over": "seeds and prompts"}
+    asked = "4.0 times as many seeds on 4.0 times as many test prompts would resolve one point."
+    assert headline(summary(winnow=found), BUDGET).endswith(asked)
 
 
 def test_the_compared_recipe_is_chosen_by_validation() -> None:
