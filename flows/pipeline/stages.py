@@ -114,11 +114,10 @@ class Stages:
 
 
 def forced_of(root: Root, needs: Mapping[str, set[str]], force: list[str]) -> set[str]:
-    """Return the stages of the root that run although nothing changed. A later round lacks some
-    stages of the first round; unknown names were refused in the first round."""
-    if root.number > 1:
-        return set(force) & set(needs)
-    return selection.choose(needs, force, "stage") if force else set()
+    """Return the stages of the root that run although nothing changed. A later round lacks the
+    stage `ingest` of the first round. Raise SelectionError for an unknown name."""
+    known = [*needs, "ingest"] if root.number > 1 else needs
+    return selection.choose(known, force, "stage") & set(needs) if force else set()
 
 
 def changes_of(dvc: commands.Dvc, root: Root, target: str) -> dict[str, list[Any]]:

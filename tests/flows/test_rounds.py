@@ -73,8 +73,9 @@ def test_command_line_is_a_request() -> None:
 def test_forced_stages_are_forced_in_every_round_that_has_them() -> None:
     needs: dict[str, set[str]] = {"profile": set(), "report": {"profile"}}
     assert forced_of(Root("data", 2), needs, ["ingest", "profile"]) == {"profile"}
-    with pytest.raises(SelectionError, match="stage ingest is not in the experiment"):
-        forced_of(Root(), needs, ["ingest", "profile"])
+    for root, stage in ((Root(), "ingest"), (Root("data", 2), "profil")):
+        with pytest.raises(SelectionError, match=f"stage {stage} is not in the experiment"):
+            forced_of(root, needs, [stage, "profile"])
 
 
 def test_stages_have_their_own_names_in_every_root() -> None:
