@@ -62,10 +62,13 @@ class Point:
         return float(np.mean([cost_of(line, measure, uses) for line in self.lines]))
 
     def rates(self) -> Floats:
-        """Return the pass rate [S, P] of every test prompt in the run of every seed."""
-        correct_SP = [counts_of(line["correct"]) for line in self.lines]
-        trials_SP = [counts_of(line["trials"]) for line in self.lines]
-        return np.asarray(np.array(correct_SP) / np.maximum(trials_SP, 1))
+        """Return the pass rate [S, P] of every test prompt in the run of every seed. For a prompt
+        without a graded sample it is the run's mean, so that the mean is that of graded prompts."""
+        correct_SP = np.array([counts_of(line["correct"]) for line in self.lines])
+        trials_SP = np.array([counts_of(line["trials"]) for line in self.lines])
+        rates_SP = correct_SP / np.maximum(trials_SP, 1)
+        graded_S = np.maximum((trials_SP > 0).sum(axis=1), 1)
+        return np.where(trials_SP > 0, rates_SP, (rates_SP.sum(axis=1) / graded_S)[:, None])
 
 
 @dataclass(frozen=True)
