@@ -271,12 +271,13 @@ def ratios(
     return found
 
 
-def update_cost(reference: Runs) -> float:
+def update_cost(reference: Runs) -> float | None:
     """Return rho, the modelled cost of training on a rollout relative to generating it, in the
-    reference's first run at its largest budget. `charged_mixed` gives the share of rollouts that
-    are trained on; generation is a quarter of `charged`."""
+    reference's first run at its largest budget; None if it trained on none. `charged_mixed` gives
+    the share of rollouts that are trained on; generation is a quarter of `charged`."""
     line = reference.points[reference.best[max(reference.best)]].lines[0]
     charged, mixed = line["flops"]["charged"], line["flops"]["charged_mixed"]
     share = (mixed - charged / 4.0) / (0.75 * charged)
     seconds = line["device_seconds"]
-    return float(seconds["update"] / share / (seconds["decode"] + seconds["prefill"]))
+    generated = seconds["decode"] + seconds["prefill"]
+    return float(seconds["update"] / share / generated) if share > 1e-9 else None

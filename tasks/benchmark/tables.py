@@ -168,10 +168,11 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
         yield ""
     for words in caveats(runs, reference):
         yield from (words, "")
-    if (plain := runs.get(protocol.reference[0])) is not None:
+    plain = runs.get(protocol.reference[0])
+    if plain is not None and (cost := update_cost(plain)) is not None:
         yield (
-            f"In `device_seconds` updating a rollout of {plain.name} costs "
-            f"{update_cost(plain):.2f} of generating it; 3 in FLOPs."
+            f"In `device_seconds` updating a rollout of {plain.name} costs {cost:.2f} of "
+            "generating it; 3 in FLOPs."
         )
         yield ""
 

@@ -326,6 +326,8 @@ def test_the_modelled_cost_of_an_update_is_per_updated_rollout() -> None:
     found["device_seconds"] = {"decode": 9.0, "prefill": 1.0, "update": 10.0, "score": 0.0}
     point = headline.Point(100, [found])
     assert update_cost(Runs("grpo", [point], {}, {100: 0}, [], False)) == pytest.approx(2.0)
+    found["flops"]["charged_mixed"] = 2.0  # no rollout has a gradient
+    assert update_cost(Runs("grpo", [point], {}, {100: 0}, [], False)) is None
 
 
 def test_a_prompt_without_a_graded_sample_does_not_count() -> None:
