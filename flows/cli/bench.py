@@ -33,6 +33,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the missing cells, or mark lines with --supersede. In any case, write the tables."""
+    if not options.protocol.is_file():
+        raise ParamsError(f"{options.protocol} is not a file: name the file of a protocol")
+    if options.supersede is not None and not options.supersede.strip():
+        raise ParamsError("--supersede needs a reason, which the page shows")
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s benchmark: %(message)s",

@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 import yaml
 
+from flows.__main__ import parser_of
+from flows.cli import bench
 from tasks.benchmark import cells, runner
 from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import BenchmarkCell, Protocol, make_cell, read_protocol, trials
@@ -47,6 +49,15 @@ def protocol_of(folder: Path, **changes: Any) -> tuple[Protocol, dict[str, Any]]
     path = folder / "protocol.yaml"
     path.write_text(yaml.safe_dump({**PROTOCOL, **changes}))
     return read_protocol(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([".", "--tables"], r"\. is not a file"), ([__file__, "--supersede", " "], "needs a reason")],
+)
+def test_a_wrong_call_runs_nothing(words: list[str], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        bench.run(parser_of("bench").parse_args(["bench", *words]))
 
 
 def test_a_part_of_the_protocol_has_the_named_families_and_recipes(tmp_path: Path) -> None:
@@ -197,6 +208,7 @@ def test_superseded_lines_are_shown_until_new_ones_exist(tmp_path: Path) -> None
 
     seen, results = searched(protocol, values, reached)
     file = tmp_path / "r.jsonl"
+    supersede_others(protocol, values, file, "There is no line yet.")
     for number, line in enumerate(results.values()):
         append_result(file, {**line, "key": f"of other code {number}"})
     assert due(protocol, values, read_lines(file)) == []  # they are of other code
