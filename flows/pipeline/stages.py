@@ -193,9 +193,10 @@ def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
             "dvc's cache (`dvc cache dir`) has room and is writable"
         )
     last = "\n".join(said) or "(no output)"
+    folder = stage.rpartition(":")[0].removesuffix("/dvc.yaml")
     return (
-        f"{what}; exit status {code}. To resume: `winnow run`; only this stage: "
-        f"`dvc repro -s {stage}`\n\nIts last lines:\n{last}"
+        f"{what}; exit status {code}. To resume: `winnow run{f' --data {folder}' * bool(folder)}`; "
+        f"only this stage: `dvc repro -s {stage}`\n\nIts last lines:\n{last}"
     )
 
 

@@ -227,6 +227,12 @@ def test_full_cache_is_not_a_failure_of_the_command() -> None:
     assert stages.failure("train", 1, True, [own]).startswith("its command failed")
 
 
+def test_failure_names_the_command_for_its_data_root() -> None:
+    assert "To resume: `winnow run`;" in stages.failure("train@a-0", 1, True, [])
+    message = stages.failure("data/rounds/2/dvc.yaml:train@a-0", 1, True, [])
+    assert "To resume: `winnow run --data data/rounds/2`;" in message
+
+
 def test_folders_written_outside_the_data_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
