@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 
 from flows.pipeline import commands
-from flows.pipeline.roots import Root
+from flows.pipeline.roots import MAIN, Root
 from flows.pipeline.stages import Stages
 from flows.serve import server
 from tasks.common import params
@@ -67,6 +67,8 @@ def places(root: Root) -> str:
     database = os.path.relpath(layout.tracking / "mlflow.db")
     uri = (params.load(root.params).get("tracking") or {}).get("uri") or f"sqlite:///{database}"
     pages = f"{own_command()} ui    then http://127.0.0.1:5000 (it reads {uri})"
+    if root.first != MAIN:  # which `winnow ui` does not read
+        pages = f"{own_command('mlflow')} ui --backend-store-uri {uri}"
     return "\n".join(
         [
             table.read_text().rstrip() + "\n" if table.exists() else "",
@@ -104,7 +106,7 @@ def prefect_place() -> str:
     return f"{moved}{own_command()} ui    then http://127.0.0.1:4200 (it reads {database})"
 
 
-def own_command() -> str:
-    """Return the path of this environment's `winnow` for a shell, relative if that is shorter."""
-    path = os.path.join(os.path.dirname(sys.executable), "winnow")
+def own_command(name: str = "winnow") -> str:
+    """Return the path of this environment's command for a shell, relative if that is shorter."""
+    path = os.path.join(os.path.dirname(sys.executable), name)
     return shlex.quote(min(path, os.path.relpath(path), key=len))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.pipeline import commands, health, reasons, selection, stages
+from flows.pipeline import commands, health, reasons, selection, stages, summary
+from flows.pipeline.roots import Root
 from flows.serve import server
 from tasks.common import params
 from tasks.common.config import changes
@@ -225,6 +226,16 @@ def test_full_cache_is_not_a_failure_of_the_command() -> None:
     assert message.startswith("its command succeeded, but dvc could not store its outputs")
     own = "12:00:00 train: data/x: [Errno 28] No space left on device"
     assert stages.failure("train", 1, True, [own]).startswith("its command failed")
+
+
+def test_record_of_another_root_is_shown_by_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    write_json(tmp_path / "other/params.yaml", {"tracking": {"uri": "sqlite:///x.db"}})
+    shown = summary.places(Root("other"))
+    assert "mlflow ui --backend-store-uri sqlite:///x.db" in shown
+    assert "winnow ui" not in shown
 
 
 def test_failure_names_the_command_for_its_data_root() -> None:
