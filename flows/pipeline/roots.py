@@ -128,16 +128,17 @@ def known() -> str:
 
 def prepare_first(root: Root) -> None:
     """Write the missing or outdated files of a root that is not a later round; its parameters are
-    copied only once. Raise ParamsError if its folder has files, but none of MARKS."""
+    copied only once. Raise ParamsError for a file, or a folder with files but none of MARKS."""
     if root.is_main:
         path = root.file("dvc.yaml")
         if path.read_text().startswith(derived.OWN):
             write(path, derived.own_pipeline((commands.CODE / "dvc.yaml").read_text()))
         return
     folder = root.layout.root
-    is_used = folder.exists() and any(folder.iterdir())
+    is_used = folder.is_file() or (folder.exists() and any(folder.iterdir()))
     if is_used and not any((folder / name).exists() for name in MARKS):
-        raise ParamsError(f"{root.folder}/ contains other files: use a new folder with --data")
+        what = "is a file" if folder.is_file() else "contains other files"
+        raise ParamsError(f"{root.folder} {what}: use a new folder with --data")
     if not root.params.exists():
         write(root.params, (commands.ROOT / "params.yaml").read_text())
     write_pipeline(root, None)

@@ -62,6 +62,11 @@ def test_start_behind_a_stale_stage_is_refused_if_left_out() -> None:
         rounds.policy_of(before, "sgpo/0")
 
 
+def test_file_is_no_data_root() -> None:
+    with pytest.raises(ParamsError, match="LICENSE is a file: use a new folder with --data"):
+        roots.prepare_first(Root("LICENSE"))
+
+
 def test_command_line_is_a_request() -> None:
     words = ["run", "grpo", "--seed", "0", "1", "--rounds", "3", "--from", "sgpo/0"]
     words += ["--data", "other", "--set", "a.b=1"]
@@ -143,7 +148,7 @@ def test_new_data_root_gets_its_own_parameters(project: Project) -> None:
     ).read_text()
     assert project.status().keys() >= {"other/dvc.yaml:ingest"}
     assert not any(":" not in stage for stage in project.status())  # no stage of the first root
-    assert "flows/ contains other files" in project.flow("--data", "flows", expect=1)
+    assert "flows contains other files" in project.flow("--data", "flows", expect=1)
 
 
 def test_plan_of_a_round_that_never_ran(project: Project) -> None:
