@@ -110,9 +110,14 @@ def cached_json(md5: str, root: Path) -> Any:
 
 
 def cache_folder(root: Path) -> Path:
-    """Return the folder of DVC's cache: this machine's config.local has precedence over config."""
+    """Return the folder of DVC's cache: this machine's config.local has precedence over config.
+    Raise ArtifactError if they cannot be read."""
     config = configparser.ConfigParser()
-    config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"])
+    try:
+        config.read([root / ".dvc" / "config", root / ".dvc" / "config.local"])
+    except (configparser.Error, UnicodeDecodeError) as error:
+        why = " ".join(str(error).split())
+        raise ArtifactError(f"DVC's configuration cannot be read: {why}. Repair it") from error
     return root / ".dvc" / config.get("cache", "dir", fallback="cache", raw=True)
 
 

@@ -12,7 +12,7 @@ from flows.pipeline.roots import Root
 from flows.serve import server
 from tasks.common import params
 from tasks.common.config import changes
-from tasks.common.files import write_json
+from tasks.common.files import ArtifactError, write_json
 from tests.flows.project import ROOT
 
 LOCK = {
@@ -253,6 +253,10 @@ def test_folders_written_outside_the_data_root(
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc/config.local").write_text("[cache]\n    dir = ../shared%20cache\n")
     assert health.written_beside()[1] == tmp_path / ".dvc/../shared%20cache"
+    (tmp_path / ".dvc/config").write_text("<<<<<<< HEAD\n[core]\n")
+    with pytest.raises(ArtifactError, match=r"configuration cannot be read: .*\.dvc/config"):
+        health.written_beside()
+    (tmp_path / ".dvc/config").unlink()
     monkeypatch.delenv("PREFECT_API_URL")
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(tmp_path / "none"))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
