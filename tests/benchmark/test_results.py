@@ -8,8 +8,6 @@ import pytest
 
 from tasks.benchmark.results import (
     append_result,
-    counts_of,
-    digits,
     read_lines,
     read_results,
     supersede,
@@ -89,8 +87,3 @@ def test_a_mark_keeps_a_partial_last_line_and_the_next_line_drops_it(tmp_path: P
     path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
     with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is not a result"):
         read_results(path)
-
-
-def test_counts_are_kept_as_characters() -> None:
-    assert digits([0, 8, 10, 35]) == "08az"
-    assert counts_of("08az") == [0, 8, 10, 35]

@@ -103,11 +103,6 @@ def test_all_errors_are_found_at_once(tmp_path: Path) -> None:
         assert any(first in line and last in line for line in message), (wanted, message)
 
 
-def test_a_misspelt_key_is_one_error(tmp_path: Path) -> None:
-    [line] = errors(tmp_path, profile={"num_sample": 8})
-    assert line == "profile.num_sample is unknown; allowed: num_samples; did you mean num_samples?"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,12 +1,11 @@
 """The recipes of the experiment are set in params.yaml, and the rest of it is unchanged."""
 
-import argparse
 import shutil
 from pathlib import Path
 
 import pytest
 
-from flows.cli.recipes import run, what
+from flows.cli.recipes import what
 from flows.pipeline import commands
 from flows.pipeline.rounds import set_recipes
 from tasks.common import params, recipes
@@ -52,9 +51,3 @@ def test_unknown_recipe_is_refused(path: Path) -> None:
 def test_recipe_of_the_parameters_has_no_description() -> None:
     assert what({}, "sgpo").endswith("arXiv 2606.08854")
     assert what({"recipes": {"sgpo": {"from": "grpo"}}}, "sgpo") == "of params.yaml"
-
-
-def test_settings_of_an_unknown_recipe_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ParamsError, match="recipe 'sgop' is unknown; .* did you mean sgpo"):
-        run(argparse.Namespace(name="sgop", data="data"))
-    assert capsys.readouterr().out == ""

@@ -58,16 +58,6 @@ def test_completion_contains_subcommands_and_options(project: Project) -> None:
     assert "--concurrency" in options.split()
 
 
-def test_unknown_recipe_is_listed_with_the_other_faults(project: Project) -> None:
-    """The stage `code` fails, before DVC reports the stale stages."""
-    project.edit("params.yaml", r"recipes: \[grpo,", "recipes: [grop,")
-    project.edit("params.yaml", r"^  dtype: float32", "  dtype: float23")
-    output = project.winnow("run", expect=1)
-    assert "recipe 'grop' is unknown" in output
-    assert "did you mean grpo?" in output
-    assert "did you mean float32?" in output
-
-
 def test_faults_do_not_stop_a_run_without_work(project: Project) -> None:
     (project.root / "data" / "tracking").touch()
     assert "nothing to do" in project.without_server().flow()

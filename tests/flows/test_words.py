@@ -10,7 +10,6 @@ import yaml
 from flows.pipeline import commands, health, reasons, selection, stages, summary
 from flows.pipeline.roots import Root
 from flows.serve import server
-from tasks.common import params
 from tasks.common.config import changes
 from tasks.common.files import ArtifactError, write_json
 from tests.flows.project import ROOT
@@ -142,12 +141,6 @@ def test_report_is_selected_if_the_other_cells_are_up_to_date() -> None:
     cells = ["evaluate@b-c-0", "evaluate@b-c-1"]
     assert ordered == ["ingest", "baseline", "allocate@b-c", *cells, "report"]
     assert excluded == ["allocate@a", "evaluate@a-0", "evaluate@a-1"]
-
-
-def test_coordinates_split_at_the_last_dash() -> None:
-    assert params.coordinates("evaluate@b-c-1") == ("evaluate", "b-c", 1)
-    assert params.coordinates("allocate@b-c") == ("allocate", "b-c", None)
-    assert params.coordinates("profile") == ("profile", None, None)
 
 
 def test_every_command_replaces_its_shell() -> None:

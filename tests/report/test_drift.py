@@ -3,7 +3,6 @@ profiles, the message."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.checksums import read_checked
-from tasks.common.files import ArtifactError
-from tasks.common.params import Experiment
 from tasks.common.statistics import wilson_interval
 from tasks.report.drift import (
     bins,
@@ -24,7 +21,6 @@ from tasks.report.drift import (
     predicted,
     stale_words,
 )
-from tasks.report.evidence import TRAINED, read_evidence
 from tasks.report.views.figures import spaced
 from tests.report.conftest import profile_of, run_report, write_rollouts
 
@@ -256,18 +252,3 @@ def test_a_stale_profile_is_reported_in_log_page_and_summary(layout: Layout) -> 
     assert words in log
     assert f'<div class="box warning">{words}.</div>' in html
     assert json.dumps(drift).count("null") == 0
-
-
-def test_rollouts_of_another_shape_are_named(layout: Layout) -> None:
-    path = layout.train("sgpo", 0) / "rollouts.parquet"
-    fields = {name: field for name, field in TRAIN_ROLLOUTS.fields.items() if name != "outcome"}
-    shorter = replace(TRAIN_ROLLOUTS, fields=fields)
-    shorter.write(path, pl.read_parquet(path).drop("outcome"))
-    with pytest.raises(
-        ArtifactError,
-        match=r"runs/sgpo/0/.*rollouts\.parquet is not .*missing: \['outcome",
-    ):
-        read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
-    path.write_bytes(b"PAR1")
-    with pytest.raises(ArtifactError, match="is damaged"):
-        TRAIN_ROLLOUTS.read_columns(path, TRAINED)

@@ -24,7 +24,6 @@ from tasks.report.settings import ReportSettings
 from tasks.report.views.page import page
 from tasks.report.views.tables import forecast_table, leaderboard_table, text_table
 from tests.report.conftest import results, write_params, write_plans, write_training
-from tests.stages import run_stage
 
 ACCOUNTS = ("charged", "charged_mixed", "executed")
 NO_ROLLOUTS = {"runs": [], "changes": [], "total": 0, "prompts": []}
@@ -222,14 +221,6 @@ def test_equal_inputs_give_equal_outputs(reported: Layout, layout: Layout, tmp_p
     assert len(json.loads(before["leaderboard.json"])) == 4
     columns = "recipe,seed,run,step,flops_charged,flops_charged_mixed,flops_executed,rollouts,acc"
     assert before["curve.csv"].decode().startswith(columns)
-
-
-def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_path: Path) -> None:
-    params = write_params(tmp_path, ["grpo", "pods"], [0])
-    done = run_stage("report", params, layout.root)
-    assert done.returncode == 1
-    assert "runs/pods/0/" in done.output
-    assert "Traceback" not in done.output
 
 
 def test_the_terminal_table(found: Results) -> None:
