@@ -17,7 +17,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the advice."""
     root = roots.existing(options.data)
     if not (root.layout.profile / "profile.parquet").exists():
         command = f"dvc repro {root.address('profile')}"

@@ -14,7 +14,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the stages of a data root."""
     with commands.Dvc() as dvc:
         needs = roots.own_needs(roots.existing(options.data), dvc.graph())
     edges = [(before, stage) for stage, found in needs.items() for before in found]

@@ -53,12 +53,10 @@ def count(least: int) -> Callable[[str], int]:
 
 
 def add_several(parser: argparse.ArgumentParser, flag: str, **more: Any) -> None:
-    """Add a flag that takes one or more values and may be repeated."""
     parser.add_argument(flag, action="extend", nargs="+", default=[], **more)
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that select data roots, recipes, seeds and stages."""
     only = "only these recipes of the experiment"
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=only)
     add_several(parser, "--seed", dest="seeds", metavar="N", type=int, help="only these seeds")
@@ -84,6 +82,5 @@ def add_run(parser: argparse.ArgumentParser, concurrency: int, retries: int) -> 
 
 
 def request_of(options: argparse.Namespace) -> FlowRequest:
-    """Return the FlowRequest for parsed options."""
     names = {one.name for one in fields(FlowRequest)}
     return FlowRequest(**{name: value for name, value in vars(options).items() if name in names})

@@ -19,7 +19,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the values or the schema."""
     if options.schema:
         schema = importlib.import_module("tasks.code.schema").schema()
         print(json.dumps(schema, indent=1))

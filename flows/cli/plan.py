@@ -173,7 +173,6 @@ def table(
 
 
 def row(stage: str, cost: Any, why: str) -> dict[str, str]:
-    """Return a row of the table; `cost` is None if it is unknown."""
     numbers = {"tokens": "unknown", "FLOPs": "", "hours": ""}
     if cost:
         counts = (costs.interval(value, costs.short) for value in (cost.tokens, cost.flops))

@@ -32,5 +32,4 @@ def run(options: argparse.Namespace) -> int:
 
 
 def what(values: Mapping[str, Any], name: str) -> str:
-    """Return a one-line description of a recipe."""
     return "of params.yaml" if name in recipes.own_recipes(values) else recipes.describe(name)

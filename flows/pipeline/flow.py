@@ -105,7 +105,6 @@ def needed_states(stages: Stages, stage: str, states: dict[str, State]) -> dict[
 
 
 def print_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
-    """Print a line about a stage that did not complete."""
     needed = needed_states(stages, stage, states)
     blocking = [name for name, state in needed.items() if not state.is_completed()]
     if blocking:

@@ -131,7 +131,6 @@ def name_run(stages: Stages) -> None:
 
 
 def first_of(reasons: str) -> str:
-    """Return the first of several reasons, with an ellipsis if there are more."""
     first, _, more = reasons.partition("; ")
     return f"{first}, ..." if more else first
 

@@ -107,7 +107,6 @@ class Stages:
         return "; ".join((["requested by --force"] if stage in self.forced else []) + phrases)
 
     def print_line(self, stage: str, what: str, why: str = "") -> None:
-        """Print one line on the terminal immediately."""
         place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"
         said = f"{place} {self.root.titled(stage)}: {what}" + (f" ({why})" if why else "")
         print(f"{said}\n", end="", flush=True)  # in one piece, since several threads print

@@ -183,7 +183,6 @@ def wait_until_up(one: Server, child: "subprocess.Popen[bytes]", log: BinaryIO) 
 
 
 def tail(log: BinaryIO) -> str:
-    """Return the last lines of a log."""
     size = os.fstat(log.fileno()).st_size
     text = os.pread(log.fileno(), 1 << 16, max(size - (1 << 16), 0)).decode(errors="replace")
     return "\n".join(text.splitlines()[-LAST_LINES:])

@@ -55,5 +55,4 @@ def costs_of(whole: Values) -> dict[str, Any]:
 
 @cache
 def digest_of(cell: Any, root: Path) -> str:
-    """Return the digest of the code of a cell."""
     return digest(cell.digests(root))

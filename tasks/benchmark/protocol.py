@@ -127,7 +127,6 @@ class BenchmarkCell:
 
     @property
     def name(self) -> str:
-        """The cell as text for display."""
         return f"{self.family} {self.recipe} {self.budget} {self.measures} {self.seed}"
 
 

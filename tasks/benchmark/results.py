@@ -62,7 +62,6 @@ def supersede(path: Path, keys: Collection[str], reason: str) -> int:
 
 
 def facts_file(path: Path) -> Path:
-    """Return the path of the facts beside a results file."""
     return path.with_suffix(".facts.json")
 
 

@@ -96,7 +96,7 @@ def turn(
             if len(lines) < len(at_rung):
                 is_whole = False
                 break
-            lines.sort(key=lambda line: -reached(line))
+            lines.sort(key=lambda line: -float(line.get("validation", -1.0)))  # failed ones last
             settings = [dict(line["settings"]) for line in lines]
             tried += lines
     if is_whole:
@@ -166,11 +166,6 @@ def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str
     logger.info("%d lines are superseded: %s", num, reason)
 
 
-def reached(line: Line) -> float:
-    """Return the validation accuracy of a trial, for sorting; a failed trial comes last."""
-    return float(line.get("validation", -1.0))
-
-
 def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int) -> float:
     """Return the remaining hours at the rate of the finished cells. They are a lower bound, because
     the number of settings to run on test is unknown until the searches are done."""
@@ -215,14 +210,13 @@ def prepare(protocol: Protocol, values: Values, work: Path, file: Path, project:
 def run(protocol: Protocol, values: Values, work: Path, file: Path, workers: int) -> None:
     """Run all missing cells, `workers` at a time. Append each line as soon as its cell is done."""
     results = read_results(file)
-    num_done = len(results)
     context = multiprocessing.get_context("spawn")
     total = sum(1 for _ in runnable(protocol, values, results))
     with (
         ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker) as pool,
         progress(None, "benchmark", "cell") as bar,
     ):
-        logger.info("%d cells are done, %d can run now", num_done, total)
+        logger.info("%d cells are done, %d can run now", len(results), total)
         running: dict[Future[Line], BenchmarkCell] = {}
         try:
             while True:

@@ -48,7 +48,6 @@ def page(
     source: str,
     figures: Mapping[str, Path],
 ) -> Iterator[str]:
-    """Yield the lines of the page."""
     failed = [line for line in lines if "failed" in line]
     machines = sorted({line["machine"] for line in lines})
     seconds = sum(line["seconds"] for line in lines)
@@ -103,7 +102,6 @@ def superseded_words(lines: list[Line]) -> Iterator[str]:
 
 
 def caveats(runs: Mapping[str, Runs], reference: Runs) -> Iterator[str]:
-    """Yield the caveats on a family's ratios."""
     others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
     if len(reference.best) == 1 and any(
         mine.best.keys() == reference.best.keys() for mine in others
@@ -198,7 +196,6 @@ def tuned(lines: list[Line]) -> Iterator[str]:
 
 
 def settings_words(line: Line) -> str:
-    """Return a run's changes to its recipe as text."""
     changed = ", ".join(f"{key} {value}" for key, value in line["settings"].items())
     return changed or "as in params.yaml"
 

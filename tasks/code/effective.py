@@ -91,7 +91,6 @@ def complete(values: Values) -> dict[str, Any]:
 
 
 def as_dict(values: Values, name: str) -> dict[str, Any]:
-    """Return the section `name` with its defaults."""
     return asdict(section(values, name, SECTIONS[name]))
 
 

@@ -20,7 +20,6 @@ Schema = dict[str, Any]
 
 
 def schema() -> Schema:
-    """Return the schema of the whole file."""
     properties = {name: of_class(cls) for name, cls in SECTIONS.items()}
     known = {"type": "string", "examples": recipes.names({})}  # or another key under `recipes`
     recipe = {"from": known, "allocate": {"type": "object"}, "train": {"type": "object"}}
@@ -40,7 +39,6 @@ def schema() -> Schema:
 
 
 def of_class(cls: type) -> Schema:
-    """Return the schema of a dataclass of parameters."""
     comments = dict(FIELD.findall(inspect.getsource(cls)))
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
@@ -58,7 +56,6 @@ def of_class(cls: type) -> Schema:
 
 
 def of_field(name: str, hint: Any) -> Schema:
-    """Return the schema of a field of a section."""
     if name in SLOTS:
         return of_slot(name)
     return {"type": "array", "items": of_slot(name)} if name == "shape" else of_hint(hint)
@@ -74,7 +71,6 @@ def of_slot(name: str) -> Schema:
 
 
 def of_hint(hint: Any) -> Schema:
-    """Return the schema of a field's type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return of_class(typing.cast(type, hint))

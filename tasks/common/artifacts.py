@@ -39,7 +39,6 @@ class Table:
 
     @cached_property
     def example(self) -> dict[str, Any]:
-        """Return an example row."""
         return {name: value for name, (_, value) in self.fields.items()}
 
     def frame(self, rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:

@@ -46,7 +46,7 @@ def facts(source: bytes) -> Facts:
 
 @cache
 def read(path: Path) -> bytes:
-    """Return the bytes of a file, read once per process (see `forget`)."""
+    """Return the bytes of a file, read once per process."""
     return path.read_bytes()
 
 
@@ -232,12 +232,6 @@ def resources(folder: Path) -> tuple[Path, ...]:
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix not in (".py", ".pyc") and not path.name.startswith(".")
     )
-
-
-def forget() -> None:
-    """Clear the caches, so that every file is read again."""
-    for function in (read, imports, resources, uses, module_files):
-        function.cache_clear()
 
 
 def libraries(files: Iterable[Path], root: Path) -> set[str]:

@@ -42,7 +42,6 @@ class DiskBuffer:
             self.write(int(part), piece)
 
     def write(self, part: int, piece: pl.DataFrame) -> None:
-        """Append rows of one part to the file."""
         # the oldest level copies only the piece, not the frame that it is a slice of
         buffer = io.BytesIO()
         piece.write_ipc(buffer, compression="lz4", compat_level=pl.CompatLevel.oldest())

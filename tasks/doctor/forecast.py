@@ -137,7 +137,6 @@ def lengths(values: Values, layout: Layout, profile: pl.DataFrame | None) -> tup
 
 
 def cost(world: World, stage: Coordinates) -> Cost:
-    """Return the cost of one stage."""
     name, recipe, _ = stage
     values = world.values
     if name == "train" and recipe is not None:

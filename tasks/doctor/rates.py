@@ -59,7 +59,6 @@ def rates(
 
 
 def table(gpu: str | None) -> Rates:
-    """Return the assumed rates of one device."""
     if gpu is None:
         return Rates(CPU_FLOPS, CPU_FLOPS, "")
     known = [device for device in (A100, H100, H200) if device.name in gpu]

@@ -7,7 +7,6 @@ from tasks.common.processes import ending
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this stage."""
     parser.add_argument(
         "--before",
         type=Path,

@@ -17,10 +17,9 @@ import numpy as np
 import polars as pl
 from scipy import optimize, stats
 
-from tasks.common.statistics import Floats
+from tasks.common.statistics import CONFIDENCE, Floats
 
 ROUNDING = 1e-9  # tolerance for equal accuracies
-CONFIDENCE = 0.95  # of the points' intervals, and of the derived intervals
 ENDS = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
 # the accounts in which recipes are compared; the other one reproduces the figures of a paper
 COMPARED = ("charged", "charged_mixed", "executed")

@@ -101,7 +101,6 @@ def predicted(groups: pl.DataFrame, prior: tuple[float, float]) -> list[pl.Serie
 
 
 def passes_of(groups: pl.DataFrame) -> list[Drift]:
-    """Return a summary of each pass, in order."""
     parts = groups.sort("pass", maintain_order=True).group_by("pass", maintain_order=True)
     return [{"pass": int(str(number)), **pass_of(part)} for (number,), part in parts]
 
@@ -166,7 +165,6 @@ def interval(success: Floats, size: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def mean(values: pl.Series) -> float:
-    """Return the mean of a column."""
     return float(values.to_numpy().mean())
 
 

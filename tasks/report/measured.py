@@ -43,7 +43,6 @@ def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
 
 
 def words_of(found: Json) -> str:
-    """Return a run's measurements as text."""
     lost = {f"lost {name}": value for name, value in found.get("lost", {}).items()}
     parts = {**found.get("seconds", {}), **lost}
     return ", ".join(f"{name} {value:,.1f}" for name, value in parts.items()) or "not measured here"

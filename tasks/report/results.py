@@ -93,7 +93,6 @@ def leaderboard(evidence: Evidence, paired: Paired) -> list[Row]:
 
 
 def row_of(evidence: Evidence, run: Trained, paired: Paired) -> Row:
-    """Return the results and all costs of one training run."""
     reads = run.reads_profile
     bills = {f"flops_{account}": bill(evidence, run, account) for account in ACCOUNTS}
     return {
@@ -189,7 +188,6 @@ def summarise(
 
 
 def summary_of(first: Trained, rows: Sequence[Row]) -> Row:
-    """Return the summary of one recipe over its seeds."""
     mine = [row for row in rows if row["recipe"] == first.recipe]
     return {
         "num_seeds": len(mine),

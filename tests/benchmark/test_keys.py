@@ -8,7 +8,7 @@ import pytest
 
 from tasks.benchmark.protocol import Family, make_cell
 from tasks.code.versions import PINS
-from tasks.common.code import forget
+from tasks.common import code
 from tasks.common.params import settings
 from tasks.common.recipes import merged
 from tasks.train.methods.replay import recent
@@ -58,9 +58,9 @@ def clear_caches() -> None:
     """Clear the caches of a process that runs cells."""
     from tasks.benchmark import keys as module
 
-    forget()
-    module.digests.cache_clear()
-    module.digest_of.cache_clear()
+    files = (code.read, code.imports, code.resources, code.uses, code.module_files)
+    for function in (*files, module.digests, module.digest_of):
+        function.cache_clear()
 
 
 @pytest.mark.parametrize(

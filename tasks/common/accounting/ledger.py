@@ -113,7 +113,6 @@ class Ledger:
             getattr(self, account)[phase] += float(amount)
 
     def total(self, account: str) -> float:
-        """Return the sum of one account over the phases."""
         return float(np.sum(list(getattr(self, account).values())))
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,7 +124,6 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Mapping[str, float]]) -> "Ledger":
-        """Return the ledger from the result of `as_dict`."""
         return cls(
             **{
                 name: {p: float(value[name][p]) for p in PHASES}

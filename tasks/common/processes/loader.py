@@ -97,7 +97,6 @@ class Loader:
                 raise
 
     def close(self) -> None:
-        """Kill the loader."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
@@ -132,7 +131,6 @@ class Process:
 
     @property
     def idle(self) -> bool:
-        """Return whether the process has no pending requests."""
         return not self.pending
 
     def expect(self, seconds: float) -> None:
@@ -179,5 +177,4 @@ class Process:
 
 
 def to_line(value: Any) -> bytes:
-    """Return a value as a line of JSON."""
     return json.dumps(value).encode() + b"\n"

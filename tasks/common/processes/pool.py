@@ -81,7 +81,6 @@ class Work:
         return self.deaths[index] < MAX_DEATHS
 
     def set_reply(self, index: int, reply: Any) -> None:
-        """Store the reply to the request at `index`."""
         self.replies[index] = reply
         self.num_left -= 1
 

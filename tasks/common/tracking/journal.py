@@ -90,7 +90,6 @@ class Tracker:
         self.flush()
 
     def flush(self) -> None:
-        """Send the pending metrics."""
         points, self.points, self.told = self.points, [], time.monotonic()
         if points and self.journal is not None:
             self.journal.record("metrics", points=points)

@@ -57,5 +57,4 @@ def usage() -> dict[str, float]:
 
 
 def is_load(name: str) -> bool:
-    """Return whether a metric is the machine's load."""
     return name.startswith(PREFIX)

@@ -168,7 +168,6 @@ def calibration(passes: Sequence[Drift], index: int) -> Variant:
 
 
 def grey(name: str, style: str, xs: Sequence[float], ys: Sequence[float]) -> Trace:
-    """Return a grey line for comparison."""
     trace = line(name, 0, xs, ys, "%{y:.1%} at %{x:.1%}")
     return trace | {"line": {"color": "@soft", "width": 1.5, "dash": style}}
 
@@ -180,7 +179,6 @@ def spaced(passes: Sequence[Drift]) -> list[Drift]:
 
 
 def column(one: Drift, key: str) -> list[float]:
-    """Return the value `key` of every bin of a pass."""
     return [row[key] for row in one["bins"]]
 
 
@@ -226,7 +224,6 @@ def differences(results: Results) -> Chart:
 
 
 def difference(name: str, index: int, found: Mapping[str, Any]) -> Trace:
-    """Return a trace of a difference and its interval."""
     mean, low, high = (100 * found[key] for key in ("mean", "low", "high"))
     hover = f"%{{x:+.1f}} points ({low:+.1f} to {high:+.1f})"
     trace = dots(name, index, [mean], [escape(name)], hover, group=name)

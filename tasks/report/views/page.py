@@ -28,7 +28,6 @@ SCRIPTS = ("charts.js", "rollouts.js")
 
 
 def page(results: Results, rollouts: Mapping[str, Any], rounds: Sequence[Round] = ()) -> str:
-    """Return the whole page as HTML."""
     advices = budget.advise(results.fits)
     words = {axis: [budget.advice_words(axis, a) for a in found] for axis, found in advices.items()}
     charts = {  # by place in the template
@@ -91,7 +90,6 @@ def digest_of(script: str) -> str:
 
 
 def champion_words(summary: Mapping[str, Any]) -> str:
-    """Return a paragraph about the policy to keep, and the reason."""
     champion = summary["champion"]
     name = name_of(champion) if champion else "none"
     return f"<b>Champion: {escape(name)}.</b> {escape(summary['why'])}."

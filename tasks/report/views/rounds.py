@@ -33,7 +33,6 @@ def section(rounds: Sequence[Round]) -> str:
 
 
 def rounds_table(rounds: Sequence[Round]) -> str:
-    """Return a table with the start and the result of every round."""
     body = [
         [
             str(one.number),
@@ -65,7 +64,6 @@ def bills_table(rounds: Sequence[Round]) -> str:
 
 
 def accuracy_words(found: Mapping[str, Any]) -> str:
-    """Return pass@1 with its interval."""
     low, high = 100 * found["pass_at_1_low"], 100 * found["pass_at_1_high"]
     return f"{found['pass_at_1']:.1%} ({low:.1f} to {high:.1f})"
 

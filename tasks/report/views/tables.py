@@ -208,13 +208,11 @@ def leaderboard_table(results: Results) -> str:
 
 
 def differences_table(results: Results) -> str:
-    """Return a table of the paired differences of every recipe's pass@1."""
     words = DIFFERENCES.format(resampled=resampled(results.summary))
     return captioned(results, words, difference_cells(results.summary))
 
 
 def points_table(results: Results) -> str:
-    """Return a table of the validation results of each recipe at equal compute."""
     words = POINTS.format(reference=results.summary["reference"])
     return captioned(results, words, point_cells(results.summary))
 
