@@ -7,6 +7,7 @@ from tasks.common.params import Budget
 from tasks.common.statistics import POINT, needed_for_a_point
 from tasks.report.curves import amount
 from tasks.report.paired import is_apart, points_words
+from tasks.report.points import budget_account
 
 
 def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
@@ -30,7 +31,7 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
         word = "more" if points > 0 else "fewer"
         return (
             f"{start} `{chosen}` reaches {reached(mine)}, {abs(points):.1f} points {word} than "
-            f"`{reference}` ({sure}){less_compute(summary)}."
+            f"`{reference}` ({sure}){less_compute(summary, budget)}."
         )
     return (
         f"{start} there is no significant difference: `{chosen}` reaches {reached(mine)} and "
@@ -62,12 +63,13 @@ def times_less(summary: Mapping[str, Any]) -> float | None:
     return float(times) if is_told and times is not None and times > 1.0 else None
 
 
-def less_compute(summary: Mapping[str, Any]) -> str:
+def less_compute(summary: Mapping[str, Any], budget: Budget | None) -> str:
     """Return the result of `times_less` in words; an empty string for None."""
     if (times := times_less(summary)) is None:
         return ""
-    less = f"less compute for what `{summary['reference']}` ends with"
-    return f"; on validation it needed {times:.1f} times {less}"
+    less = "fewer rollouts" if budget_account(budget) == "rollouts" else "less compute"
+    end = f"for what `{summary['reference']}` ends with"
+    return f"; on validation it needed {times:.1f} times {less} {end}"
 
 
 def to_resolve(found: Mapping[str, Any]) -> str:

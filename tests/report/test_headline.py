@@ -79,6 +79,7 @@ def test_the_compared_recipe_is_chosen_by_validation() -> None:
 def test_the_sentence_begins_with_the_budget(budget: Budget | None, start: str) -> None:
     words = headline(summary(winnow=recipe(0.412, 0.45, (0.008, 0.029, 0.050))), budget)
     assert words.startswith(start)
+    assert ("1.6 times fewer rollouts for" in words) == (budget is not None)
 
 
 def test_a_single_recipe_has_no_comparison() -> None:
