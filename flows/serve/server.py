@@ -150,9 +150,10 @@ def check_port(name: str, host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ArtifactError(f"cannot listen at {page}: {error.strerror}") from error
+        except (OSError, OverflowError) as error:
+            if getattr(error, "errno", None) != errno.EADDRINUSE:
+                why = getattr(error, "strerror", error)
+                raise ArtifactError(f"cannot listen at {page}: {why}") from error
             raise ArtifactError(
                 f"port {port} is in use: {name} may already be up ({page}); or use another with "
                 f"--{name.lower()}-port"
