@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tasks.common.config.editing import set_values
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, parsed
 
 TEXT = """\
 # first
@@ -48,9 +48,9 @@ def test_form_that_cannot_be_replaced_is_refused(text: str) -> None:
         set_values(text, {"a": "y"})
 
 
-@pytest.mark.parametrize("value", ["no", "1", "null", "on", "x: y", "# x", "a-b", "", "é"])
+@pytest.mark.parametrize("value", ["no", "1", "1e5", "null", "on", "x: y", "# x", "a-b", "", "é"])
 def test_words_are_read_back_unchanged(value: str) -> None:
-    assert yaml.safe_load(set_values(TEXT, {"h": value}))["h"] == value
+    assert parsed(set_values(TEXT, {"h": value}))["h"] == value
 
 
 def test_missing_key_is_added_to_its_mapping() -> None:

@@ -104,7 +104,7 @@ def inline(value: Any) -> str:
         return f"[{', '.join(map(inline, value))}]"
     text = json.dumps(value, ensure_ascii=False)
     plain = isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum()
-    return value if plain and yaml.safe_load(value) == value else text
+    return value if plain and parsed(value) == value else text
 
 
 def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
