@@ -157,7 +157,7 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
         if budgets != sorted(set(budgets)) or not budgets:
             raise ParamsError(f"{path.name}: budgets {budgets} must ascend, with at least one")
     for name, family in protocol.families.items():
-        num_samples = merged(values, family.changes)["evaluate"]["num_samples"]
+        num_samples = effective.complete(merged(whole, family.changes))["evaluate"]["num_samples"]
         if num_samples > MAX_COUNT:
             raise ParamsError(
                 f"{path.name}: family {name} has evaluate.num_samples {num_samples}; a result line "
