@@ -1,6 +1,5 @@
 """Digests of code are equal on all Pythons, and cover all files that a program may import."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -63,11 +62,6 @@ def test_digest_excludes_the_defaults_of_settings() -> None:
     sources = [SETTING.format(default).encode() for default in (" = 0.28", " = 0.3", "")]
     one, other, required = (code.facts(source).digest for source in sources)
     assert one == other != required
-
-
-def test_none_is_not_an_empty_field() -> None:
-    dumps = {code.dump(ast.parse(text)) for text in ("return_(None)", "return_()", "x = None")}
-    assert len(dumps) == 3
 
 
 def test_digest_is_equal_on_every_supported_python(tmp_path: Path) -> None:

@@ -363,9 +363,3 @@ def test_sections_of_a_wrong_type_are_errors(tmp_path: Path, name: str, broken: 
 def test_only_similar_names_are_suggested() -> None:
     assert params.unknown("x.y is 'qqq'; there is", "qqq", ["one", "two"]).endswith("two")
     assert params.unknown("x.y is 'on'", "on", ["one", "two"]).endswith("did you mean one?")
-
-
-def test_a_mistake_common_to_all_recipes_is_reported_once(tmp_path: Path) -> None:
-    """A mistake in the section `train` is not one of every recipe."""
-    message = errors(tmp_path, train__learning_rate="fast", experiment__recipes=["grpo", "sgpo"])
-    assert message == ["train.learning_rate is 'fast', which is not float"]

@@ -17,7 +17,7 @@ from tasks.common.layout import Layout
 from tasks.doctor import nvidia
 from tasks.doctor.check import examine
 from tasks.doctor.forecast import Cost, fits, forecast, refusals
-from tasks.doctor.ranges import Range, around, exactly
+from tasks.doctor.ranges import exactly
 from tasks.doctor.rates import MEASURED_FACTOR, STAGE_SECONDS, rates, table
 from tests.allocate.test_allocate import profile_of
 from tests.parameters import PROJECT, every_value
@@ -61,14 +61,6 @@ def cost(values: dict[str, Any], layout: Layout, *stage: Any) -> Cost:
     [found], _ = forecast(values, layout, [(*stage, None, None)[:3]])
     assert found is not None
     return found
-
-
-def test_arithmetic_of_ranges() -> None:
-    work, rate = Range(10, 20, 40), Range(1, 2, 4)
-    assert work.at(rate) == Range(2.5, 10, 40)
-    assert work + exactly(1) == Range(11, 21, 41)
-    assert around(6, 2) * rate == Range(3, 12, 48)
-    assert work.at_most(15) == Range(10, 15, 15)
 
 
 def test_an_evaluation_costs_its_samples_and_the_greedy_one(values, layout) -> None:
