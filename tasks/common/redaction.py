@@ -4,7 +4,7 @@ import re
 from urllib.parse import urlsplit
 
 ADDRESS = re.compile(
-    r"""(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?:[^/\s"'@?]*@)?(?P<rest>[^\s"'?]*)(?:\?[^\s"']*)?""",
+    r"""(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?:[^/\s"'?]*@)?(?P<rest>[^\s"'?]*)(?:\?[^\s"']*)?""",
     re.IGNORECASE,
 )
 

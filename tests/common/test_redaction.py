@@ -17,6 +17,7 @@ from tests.doctor.test_check import changed, found
     ("text", "shown"),
     [
         ("https://name:hidden@host:80/a.jsonl", "https://host:80/a.jsonl"),
+        ("https://name:p@hidden@host/a", "https://host/a"),
         ("https://token@host/a?X-Amz-Signature=hidden", "https://host/a"),
         ("HTTPS://host?key=hidden", "HTTPS://host"),
         ('["s3://bucket/a", "http://u:hidden@h/v1"]', '["s3://bucket/a", "http://h/v1"]'),
