@@ -45,7 +45,9 @@ def bought(
         f"least to at most):\n{table(rows)}"
         if rows
         else "",
-        importlib.import_module("tasks.allocate.budget").resolution(values, layout),
+        importlib.import_module("tasks.allocate.budget").resolution(values, layout)
+        if values["ingest"]["splits"]["test"] != 0
+        else "",
     ]
     return "\n".join(filter(None, parts))
 

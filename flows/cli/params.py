@@ -30,6 +30,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def table(rows: Iterable[tuple[str, Any, str]]) -> str:
-    """Return a table with a row per value: its name, its origin, the value."""
     shown = [(name, origin, json.dumps(value, ensure_ascii=False)) for name, value, origin in rows]
     return str(tabulate(shown, tablefmt="plain", disable_numparse=True))

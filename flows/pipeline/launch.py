@@ -46,7 +46,6 @@ class StartedStages:
             self.names.add(arguments[3]["DVC_STAGE"])
 
     def take(self) -> set[str]:
-        """Return the names of the stages that were started since the last call."""
         names, self.names = self.names, set()
         return names
 

@@ -39,6 +39,7 @@ def examine(file: Path, layout: Layout) -> Findings:
         *places.check_model(values),
         *places.check_teachers(values),
         *misread,
+        *places.check_splits(values),
         *places.check_writable(values, layout),
         *places.check_context(values, model),
         *places.check_disk(values, layout, model),

@@ -165,6 +165,15 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
     return errors, remarks
 
 
+def check_splits(values: Values) -> list[str]:
+    """Return a fault for each split without prompts on which stages measure a policy."""
+    return [
+        f"ingest.splits.{name} is 0, but policies are measured on it: set it to at least 1"
+        for name in ("validation", "test")
+        if values["ingest"]["splits"][name] == 0
+    ]
+
+
 def needs_solutions(values: Values, recipe: str) -> bool:
     """Return whether a recipe's warm start imitates worked solutions."""
     chosen = recipes.recipe(values, recipe)["train"].get("warm_start") or {}

@@ -123,6 +123,7 @@ def test_all_errors_are_found_at_once(tmp_path: Path) -> None:
         ({"ingest__sources__0__settings__tasks__0__verifier": "numerc"}, "mean numeric?"),
         ({"ingest__sources__0__settings__tasks__0__verifier": "qa"}, "qa needs settings. Paste"),
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
+        ({"ingest__splits__test": 0}, "ingest.splits.test is 0, but policies are measured"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
         ({"policy__source": "hf://org/name"}, "name a revision"),
     ],

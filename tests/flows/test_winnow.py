@@ -14,8 +14,10 @@ import pytest
 from flows.__main__ import SUBCOMMANDS, parser_of
 from flows.cli import costs, init
 from tasks.common import params
+from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT, Project, lines
+from tests.parameters import every_value
 from tests.patience import PATIENCE
 
 
@@ -104,6 +106,12 @@ def test_missing_results_are_named(project: Project) -> None:
 def test_numbers_have_three_digits_and_the_unit_after_rounding() -> None:
     shown = list(map(costs.short, (999.4, 999.6, 1500, 999_400, 999_600, 999.7e9, 4e18)))
     assert shown == ["999", "1k", "1.5k", "999k", "1M", "1T", "4.0e+18"]
+
+
+def test_costs_without_test_prompts_have_no_resolution(tmp_path: Path) -> None:
+    values = every_value()
+    values["ingest"]["splits"]["test"] = 0
+    assert "resolve" not in costs.bought(values, Layout(tmp_path), [], None)
 
 
 def test_every_subcommand_has_help() -> None:
