@@ -49,14 +49,13 @@ def is_remote(location: str) -> bool:
     scheme, separator, rest = location.partition("://")
     if not separator:
         return False
+    if scheme != "s3":  # the rest may contain credentials
+        raise ArtifactError(f"{scheme}:// is not a location: use a folder or s3://bucket/prefix")
     bucket = rest.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):  # a secret may have a /
         raise ArtifactError(
-            f"a location ({scheme}://) must not contain credentials: set AWS_ACCESS_KEY_ID and its "
-            "secret"
+            "a location (s3://) must not contain credentials: set AWS_ACCESS_KEY_ID and its secret"
         )
-    if scheme != "s3":
-        raise ArtifactError(f"{location!r} is not a location: use a folder or s3://bucket/prefix")
     if not rest.strip("/"):
         raise ArtifactError(f"{location!r} has no bucket: use s3://bucket/prefix")
     return True

@@ -57,7 +57,7 @@ def test_folder_is_a_location(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("location", "message"),
     [
-        ("gs://bucket/x", "'gs://bucket/x' is not a location: use a folder or s3://bucket/prefix"),
+        ("gs://bucket/x", "gs:// is not a location: use a folder or s3://bucket/prefix"),
         ("s3://", "'s3://' has no bucket"),
         (
             "s3://name:hidden@bucket/x",
