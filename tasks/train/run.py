@@ -262,8 +262,9 @@ def build(
         State(),
         read_demonstrations(context, prompts, profile, tokenizer),
     )
-    # an engine that rejects the policy's weights must fail before it has sampled anything; and with
-    # 4-bit weights the trained policy differs from the one in the folder
+    # impossible features, and an engine that rejects the policy's weights, must fail before it has
+    # sampled anything; and with 4-bit weights the trained policy differs from the one in the folder
+    trainer.features()
     if not settings.in_flight_updates:  # the loop does it for in-flight updates
         trainer.sync_engine()
     return trainer, plan

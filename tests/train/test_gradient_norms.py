@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common.accounting.ledger import charged_flops
+from tasks.common.params import ParamsError
 from tasks.train.loop.loop import learn
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Features
@@ -31,6 +32,8 @@ def test_a_gradient_norm_does_not_depend_on_other_rollouts(guesser: Path, tmp_pa
         assert one.gradient_norms_B == pytest.approx(seen.gradient_norms_B[row : row + 1], rel=1e-4)
     plain, _ = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
     np.testing.assert_allclose(seen.logprobs_N, plain.logprobs_N, atol=1e-4)
+    with pytest.raises(ParamsError, match=r"train.advantage.layer is 3, but the policy has 2"):
+        make_trainer(layout, advantage={"method": "poise", "layer": 3})
 
 
 @pytest.mark.parametrize("chunk", [1, 50])
