@@ -165,6 +165,7 @@ def test_the_flops_of_an_update_agree_with_torchs_counter(recomputes: bool, llam
     ("modules", "reason"),
     [
         (["query"], "not found"),
+        (["q_proj", "query"], "query not found"),
         # the embedding would be written with the changes of the head that is tied to it
         (["q_proj", "lm_head"], "lm_head cannot have adapters"),
         (["embed_tokens"], "embed_tokens cannot have adapters"),

@@ -31,7 +31,7 @@ BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     """Add adapters with zero output to `model`, and freeze everything else. Raise ArtifactError if
-    no module has a name in `settings.modules`, or if one is not a linear layer with own weights:
+    a name in `settings.modules` has no module, or one that is not a linear layer with own weights:
     an embedding, an output head tied to it, or the Conv1D of GPT-2."""
     from peft import LoraConfig, get_peft_model
 
@@ -51,8 +51,12 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
         try:
             on_meta = model.device.type == "meta"
             get_peft_model(model, config, low_cpu_mem_usage=on_meta)  # type: ignore[arg-type]
-            if others := {name.rsplit(".")[-1] for name in adapted_layers(model)} - linear:
+            names = [f".{name}" for name in adapted_layers(model)]
+            if others := {name.rsplit(".")[-1] for name in names} - linear:
                 raise ValueError(f"{', '.join(sorted(others))} cannot have adapters")
+            for module in modules if modules != [ALL] else []:
+                if not any(name.endswith(f".{module}") for name in names):
+                    raise ValueError(f"{module} not found")
         except ValueError as error:
             raise ArtifactError(
                 f"train.lora.modules is {modules}, and the policy's linear layers are "
