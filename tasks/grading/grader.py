@@ -73,7 +73,6 @@ class Grader:
     ) -> list[Verdict]:
         """Return a verdict for each answer, in order. Raise FailureRateError, with examples, when
         too many of the answers seen by this grader could not be graded."""
-        # truncated completions are not judged
         waiting = [i for i, answer in enumerate(answers) if not answer.truncated]
         requests = [
             (a.verifier, a.completion[-MAX_CHARACTERS:], a.gold, a.prompt)

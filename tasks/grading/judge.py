@@ -143,7 +143,6 @@ class Judge:
             on_done(counts[key])
 
         asyncio.run(self.judge_all(missing, add, lambda: on_done(0)))
-        # every answer counts: the cost depends neither on batching nor on stored verdicts
         tokens = sum(known[key][1] for key in keys)
         self.flops += 2.0 * self.settings.parameters * 1e9 * tokens
         return [known[key][0] for key in keys]

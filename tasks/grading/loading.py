@@ -134,7 +134,6 @@ def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Veri
         function = bind(module.verify, settings, where)
     if hasattr(module, "ready"):
         module.ready(ready)
-    # covers the code (not comments or layout), libraries, settings and called verifiers
     code = [code_version(n, getattr(module, "LIBRARIES", ())) for n in (module.__name__, __name__)]
     version = digest([code, every, {other: one.version for other, one in others.items()}])[:12]
     return Verifier(module, function, tuple(others.values()), after, version)

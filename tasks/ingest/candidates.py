@@ -74,7 +74,6 @@ def clean(candidate: Candidate, record: Record, source: Source, max_characters: 
     Chat messages in a template become plain text; without a template they stay messages. The
     source's system message replaces any existing one, and turns plain text into a chat."""
     check(candidate)
-    # the whole prompt as plain text, the question in it, and its messages
     text = asked = candidate.prompt
     messages = [{"role": "user", "content": text}]
     is_chat = isinstance(candidate.prompt, list)

@@ -50,7 +50,6 @@ def ingest(
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
     """Return all rows read (with texts in `folder`), the index with the outcome of each row, and
     the contaminated pairs."""
-    # read every row, and check every gold with its verifier
     spool = Spool(folder, settings.seed)
     samples = SharedTexts(n for n, source in enumerate(chosen) if may_share_text(source))
     # by source: the number of rows with special tokens of chats, and where the first one is
@@ -72,14 +71,11 @@ def ingest(
                 number,
                 first,
             )
-        # compare questions without the text shared by all prompts of their source
         compare_without_shared_text(spool, samples.found())
         index = spool.close().index
-        # golds of the same question that differ only in spelling are unified
         texts = spool.take(duplicates.differing(index)["row"], "answer", "verifier")
         index = duplicates.unify(index, texts, lambda pairs: golds.equal(pairs, grader))
     index = duplicates.resolve(index, [source.split for source in chosen])
-    # split the remaining rows; reject training rows that are also in the evaluation
     pairs = [pl.DataFrame(schema=contamination.PAIRS)]
 
     def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:

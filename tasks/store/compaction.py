@@ -59,14 +59,12 @@ def compact(store: RolloutStore, at_least: int = 2) -> None:
 def merge(store: RolloutStore, run: list[Span]) -> None:
     """Merge a run into one shard. Raise FileNotFoundError if another compaction has removed some
     of its shards."""
-    # all undamaged shards of the run
     parts = [part for span in run if (part := store.load(span, list(STORE.columns))) is not None]
     if not parts:
         return
     # the first row of a duplicate key wins, as for readers
     merged = Span(run[0].first, run[-1].last)
     rows = pl.concat(parts).unique(KEYS, keep="first", maintain_order=True)
-    # create the shard, then remove the shards that it covers
     store.create(merged.name, shards.encode(rows))
     remove_covered(store, merged)
 

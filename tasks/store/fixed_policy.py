@@ -72,7 +72,6 @@ class StoredRollouts:
             if greedy
             else settings.sampling
         )
-        # the requested keys: every prompt's digest with every sample index
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
         digests = [prompt_digest(ids) for ids in encoded]

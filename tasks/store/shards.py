@@ -18,7 +18,6 @@ from tasks.common.files import ArtifactError
 KEYS = ["prompt_digest", "sample_index"]
 # of a shard: one request writes it to an object store, and it is read into memory whole
 MAX_BYTES = 64 * 2**20
-# a shard's file name
 NAME = re.compile(r"(?P<first>\d{10})-(?P<last>\d{10})\.parquet(?P<damaged>\.damaged)?")
 UNREADABLE = (Exception, pl.exceptions.PanicException)
 """The errors that a Parquet reader may raise at damaged bytes: its own, errors of the libraries

@@ -52,7 +52,6 @@ class StoreView:
             {"shard": range(len(self.spans)), "rank": [order.get(span) for span in self.spans]},
             schema={"shard": pl.UInt32, "rank": pl.UInt32},
         ).drop_nulls()
-        # the first shard with a key owns it
         rows = found.join(ranks, on="shard", how="inner").sort("rank", maintain_order=True)
         return rows.unique(NUMBERED_KEYS, keep="first", maintain_order=True)
 

@@ -110,11 +110,6 @@ def test_error_for_an_unreadable_gold_names_the_fault(gold: str, message: str) -
         load("x", {"x": {**SETTINGS, "sandbox": "process"}}).verify("```\npass\n```", gold)
 
 
-def test_text_without_a_block_has_no_program() -> None:
-    verify = load("x", {"x": {**SETTINGS, "sandbox": "process"}}).verify
-    assert verify("def add(a, b): return a + b", ADD).outcome == "unparsed"
-
-
 @pytest.mark.parametrize(
     ("source", "questions", "answers", "holds"),
     [

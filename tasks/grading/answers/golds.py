@@ -18,7 +18,6 @@ from tasks.grading.answers.numbers import EXACT, Tolerance
 KINDS = {"any", "all", "answer"}
 Wanted = TypeVar("Wanted")
 Given = TypeVar("Given")
-
 TOLERANCES = {"tolerance", "relative_tolerance"}
 
 

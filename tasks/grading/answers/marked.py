@@ -9,6 +9,7 @@ JOINED = re.compile(rf"{BLANK}(?:(?:and|or|\\text\{{\s*(?:and|or)\s*\}}){BLANK})
 NAMED = re.compile(rf"{JOINED.pattern}(?:{BLANK}[a-zA-Z]{BLANK}={BLANK})?")  # $x=$ \boxed{1}
 MAX_BOXES = 20  # searched, from the end
 EAST = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af\u3000-\u303f\uff00-\uffef"  # East Asian
+MARK = "####"
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 
@@ -79,9 +80,6 @@ def marked_answer(text: str) -> str:
     in_tag = last_tag(text)
     boxed = last_boxed(text)
     return (in_tag if in_tag is not None else boxed if boxed is not None else text).strip()
-
-
-MARK = "####"
 
 
 def marked_answers(text: str) -> list[str]:

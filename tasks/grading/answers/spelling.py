@@ -17,12 +17,10 @@ TYPESETTING = [
         (r"\\(?:left|right|bigg?|Bigg?|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\frac\s*(\\[a-zA-Z]+|\d)\s*(\\[a-zA-Z]+|\d)", r"\\frac{\1}{\2}"),
-        # numbers: thousands, exponents, repeated digits
         (r"(?<=\d)(?:\\,|\{ \}|~)(?=\d{3}(?!\d))", ""),
         (r"\*\*", "^"),
         (r"\^\s*\{\s*([-+]?)\s*(\d+)\s*\}", r"^{\1\2}"),
         (r"\\(overline|bar|dot)\s*(\d)(?!\d)", r"\\\1{\2}"),
-        # letters in other fonts and colours
         (r"\\(?:mathbf|Bbb|mathbb)\s*\{?\s*R(?![a-zA-Z])\s*\}?", r"\\mathbb{R}"),
         (r"\\(?:color|textcolor)\s*\{[^{}]*\}", ""),
         (r"\\(?:bf|it|rm|boldmath)(?![a-zA-Z])", ""),

@@ -76,7 +76,6 @@ TABLE: dict[str, dict[str, str]] = {
     "amount": {"mol mole": "1"},
     "magnetism": {"tesla": "1", "gauss": "1/10000"},
 }  # fmt: skip
-# derived dimensions
 MADE_OF = {
     "volume": {"length": 3},
     "speed": {"length": 1, "time": -1},

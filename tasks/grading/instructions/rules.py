@@ -38,9 +38,6 @@ def compares(number: int, relation: str, limit: float) -> bool:
     raise ValueError(f"the relation {relation!r} is neither 'less than' nor 'at least'")
 
 
-# ------------------------------------------------------------------------ keywords, language
-
-
 def has_keywords(text: str, *, keywords: list[str]) -> bool:
     """Return whether all keywords occur, even inside other words, ignoring case."""
     return all(keyword.lower() in text.lower() for keyword in keywords)
@@ -69,9 +66,6 @@ def in_language(text: str, *, language: str) -> bool:
     if language not in LANGUAGES:
         raise ValueError(f"the language {language!r} is none of {', '.join(sorted(LANGUAGES))}")
     return could_be(text, language)
-
-
-# -------------------------------------------------------------------------------- length
 
 
 def number_of_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
@@ -119,9 +113,6 @@ def first_word_of_paragraph(
         return False
     word = paragraphs[index].split()[0].lstrip("'\"")
     return re.split(r"[.,?!'\"]", word)[0].lower() == first_word.lower()
-
-
-# ------------------------------------------------------------------------ content, format
 
 
 def placeholders(text: str, *, num_placeholders: int) -> bool:
@@ -186,9 +177,6 @@ def has_title(text: str) -> bool:
         if start >= 0 and line[start:end].strip("<> \t"):
             return True
     return False
-
-
-# ---------------------------------------------------------- combinations, start, end, case
 
 
 def two_responses(text: str) -> bool:

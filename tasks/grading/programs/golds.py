@@ -133,9 +133,6 @@ def defined_in(setup: str) -> set[str]:
     return names
 
 
-# ------------------------------------------------------------------ golds of published data
-
-
 def gold_of_apps(input_output: str | Mapping[str, Any]) -> str:
     """Return the gold of a row of APPS, TACO, Eurus, DeepCoder or LiveCodeBench: a mapping (or its
     JSON text) of `inputs`, `outputs` and, for calls, `fn_name`.

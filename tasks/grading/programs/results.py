@@ -87,9 +87,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# ---------------------------------------------------------------- replies of the sandbox
-
-
 def decoded(value: Any) -> Any:
     """Return the value encoded by `runner.encoded`. Raise ValueError or TypeError for any other
     form, OverflowError for too large a complex number, RecursionError for too deep a value."""

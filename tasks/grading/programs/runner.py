@@ -106,9 +106,6 @@ def limit_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (until, hard))
 
 
-# ----------------------------------------------------------------------------------- calls
-
-
 class Program:
     """The compiled program, and the module in which it runs."""
 
@@ -182,9 +179,6 @@ def message_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
     except BaseException:  # its own __str__ can raise
         return type(error).__name__
-
-
-# ------------------------------------------------------------------------- standard input
 
 
 def unnamed(data: bytes) -> int:

@@ -335,9 +335,6 @@ def resident_bytes(pid: int) -> int:
     return pages * mmap.PAGESIZE
 
 
-# ---------------------------------------------------------------------------------- checks
-
-
 @cache
 def problem(sandbox: Sandbox) -> str | None:
     """Return why this sandbox does not work on this machine, or None if a test program has run in

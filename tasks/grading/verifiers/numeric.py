@@ -82,7 +82,6 @@ def verify(completion: str, answer: str, *, relative_tolerance: float | None = N
         last = given if whole else given[-len(wanted) :]
         right = pairs_up(wanted, last, lambda a, b: a is not None and same(a, b, gold.tolerance))
         return Verdict("correct" if right else "wrong", shown)
-    # several numbers: correct only if all of them are
     correct = all(
         any(same(one, number, gold.tolerance) for one in wanted if one) for number in given
     )

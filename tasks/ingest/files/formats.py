@@ -34,7 +34,6 @@ from tasks.common.files import ArtifactError
 from tasks.ingest.files import bounded
 from tasks.ingest.files.bounded import RecordedLines, RowTooLarge, TooLarge, decompressed
 
-# the format of a file by its extension
 ENDINGS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",

@@ -46,7 +46,6 @@ def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
     """Return the index with `reason` set for duplicates and conflicts, and with `other`, the row
     that each of them repeats or contradicts. `splits` has the split that each entry names, or None.
     Of equal rows, the first in the order of EVAL_FIRST is kept."""
-    # only the few rows with a repeated question, in order of preference
     ranks = dict(enumerate(map(EVAL_FIRST.__getitem__, splits)))
     repeated = index.filter(ALIVE).filter(pl.col("folded").is_duplicated())
     alive = repeated.with_columns(

@@ -42,7 +42,6 @@ VARIABLE = re.compile(
 WORD = re.compile(r"[^\W\d_]+")
 COLON = re.compile(r"(?<=:)\s+")
 BLANK_LINE = re.compile(r"\n\s*\n")
-# ignored signs
 SILENT = frozenset(PARAGRAPH + ".,;:?!\"'`´‘’“”„«»$\\{}#&~…。，；：？！、")
 ORDER = re.compile(
     r"\b(?:find|compute|calculate|determine|evaluate|simplify|solve|convert|factor|expand|prove|"

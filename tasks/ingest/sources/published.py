@@ -51,7 +51,6 @@ PROVABLE = {"question_type": ["math-word-problem", "MCQ"]}
 GPQA_OPTIONS = ["Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))]
 
 SETS = {
-    # training sets
     "dapo_math_17k": VERL,
     "deepscaler": USUAL,
     "deepscaler_verl": replace(VERL, question="extra_info.question"),
@@ -72,7 +71,6 @@ SETS = {
     "limr": form("prompt", "answer", level="source"),
     "deepmath": form("question", "final_answer", level="difficulty"),
     "agentica_math": replace(USUAL, level="difficulty"),
-    # test sets
     "math_500": replace(USUAL, level="level"),
     "math_500_columns": form("problem", "expected_answer", level="level"),
     "math_500_verl": replace(VERL, level="extra_info.level"),

@@ -119,10 +119,6 @@ def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
                     yield path, str(error)
 
 
-# --------------------------------------------------------------------------------------------------
-# removal
-
-
 def covered(store: RolloutStore) -> Iterator[tuple[Span, Span]]:
     """Yield pairs of a shard and the compacted shard that contains its rows. Covered shards remain
     if a compaction is killed before it removes them."""
@@ -141,14 +137,12 @@ def collect_garbage(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
             yield f"remove {store.folder}/{name} (damaged)"
             if not dry_run:
                 store.remove(name)
-    # shards that a killed compaction left
     compacted = set()
     for span, by in list(covered(store)):
         yield f"remove {store.path(span)} (its rows are in {by.name})"
         compacted.add(by)
     for by in set() if dry_run else compacted:
         compaction.remove_covered(store, by)
-    # small shards into large ones
     sizes = store.retry(lambda: compaction.sizes(store))
     for run in compaction.plan(sizes):
         yield (
