@@ -29,7 +29,7 @@ HEDGE = re.compile(rf"\s*(?:,\s*)?(?:\b(?:{EITHER})\b|或者?|または|또는)\
 # a letter that touches the number makes it a term of an expression: 2s, 5-5c
 TERM = re.compile(r"[^\W\d_]|_")
 # a number in the answer that is only part of an expression: 42x, 42^2, \\sqrt{42}, 0,42
-PART_AHEAD = re.compile(r"[a-zA-Z](?![^\W_])|\s?\^")
+PART_AHEAD = re.compile(r"[a-zA-Z](?![^\W_])|\s?\^(?!\s*\{?\s*\\circ)")
 PART_BEFORE = re.compile(r"(?:sqrt\s*[{(]?\s*|(?<![\d.,])0,)$")
 # separators of a list: BETWEEN in a marked answer, SEPARATED in one without words, RANGE in prose
 OPERATION = r"[-–—+*/·×÷^:]|\\(?:times|cdot|div|pm|cup|[lc]?dots)(?![a-zA-Z])"
