@@ -40,6 +40,7 @@ BETWEEN = re.compile(
 )
 SEPARATED = re.compile(rf"{HEDGE.pattern}|[,;]\s+|-|\s?[–—]\s?|\s+(?:and|to)\s+")
 RANGE = re.compile(rf"{HEDGE.pattern}|-|\s?[–—]\s?")
+SIGN_APART = re.compile(r"(?:^|(?<=[=,({]))\s*-\s+(?=[\d.$\\])")  # the minus of `- 3`
 SIGN = r"[≤≥≠]|!=|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?)(?![a-zA-Z])"
 ABOVE = re.compile(rf"(?:(?:^|[\w)\]}}$]) *[<>]=?|{SIGN}){OPENED}")
 BELOW = re.compile(rf"[\s$}}\\]*(?:[<>]=?(?=\s*[\w\\({{])|{SIGN})")
@@ -99,6 +100,7 @@ def number_in_gold(answer: str) -> Found | None:
     """Return the gold's number and its unit (None without one); None if the gold is not one number.
     Cached, because the completions of a group share it."""
     text, marked = answer_part(typed(answer))
+    text = SIGN_APART.sub("-", text)
     alone = marked or not WORDS.search(text)
     found = last_number(text, alone)
     if not found or len({value_of(number) for number in found}) > 1:
@@ -122,11 +124,11 @@ def answer_part(text: str) -> tuple[str, bool]:
     to BEHIND characters after its first number; else the last boxes or tag if they contain a
     number; else the whole text. Units in brackets are removed."""
     if "####" in text:
-        after = without_units(text[text.rindex("####") + 4 :]).lstrip(": ")
+        after = SIGN_APART.sub("-", without_units(text[text.rindex("####") + 4 :]).lstrip(": "))
         first = NUMBER.search(after)
         end = 0 if first is None else first.end() + BEHIND
         return after[:end].partition("\n")[0], True
-    marked = without_units(", ".join(marked_answers(text)))
+    marked = SIGN_APART.sub("-", without_units(", ".join(marked_answers(text))))
     return (marked, True) if NUMBER.search(marked) else (without_units(text), False)
 
 
