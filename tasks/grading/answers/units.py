@@ -114,7 +114,9 @@ TRIGONOMETRIC = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])[^+=]*°")  
 FUNCTION = re.compile(r"\\(?!pi(?![a-zA-Z]))[a-zA-Z]+\s*(?:[_^]\s*(?:\{[^{}]{0,20}\}|\w)\s*){1,2}$")
 # a unit in letters, after a number: a single letter requires a space before it
 BEHIND = re.compile(rf"(?P<gap>\s*)(?P<unit>(?:(?:square|sq|cubic|cu)\.?\s+)?{WORD}[^=]{{0,30}})$")
-
+# in brackets: 9 (m), 9(cm), 9(apples), but not 9(m), 9(a-b), 9*(m/s)
+BRACKET = re.compile(r"(?:(?<=[\d)\]}%])|(?<=\\pi))(?:\s+\(|\((?!\w\)))[^()0-9+*^=]{1,40}\)$")
+IN_WORDS = re.compile(r"(?:\s+\([^\\]*[^\W\d_]{3}|\([^\\]*[^\W\d_]{4})[^\\]*")
 COUNTED = re.compile(r"(?P<value>.*[\d}\)]) (?P<word>[a-z]{3,}(?: [a-z]{3,}){0,3})")
 
 
@@ -223,9 +225,10 @@ def split(text: str) -> tuple[str, Unit | None]:
     if typeset is not None:
         value = text[:typeset].rstrip()
         return (value, read(text[typeset:])) if is_numeric(value) else (text, None)
-    cut = re.search(r"\([^()0-9]{1,40}\)$", text)  # 9 (apples)
-    if cut and is_numeric(text[: cut.start()]):
-        return text[: cut.start()].rstrip(), read(cut[0][1:-1])
+    cut = BRACKET.search(text)
+    words = TEXT.sub(r"\1", cut[0]) if cut else ""
+    if cut and is_numeric(text[: cut.start()]) and (IN_WORDS.fullmatch(words) or read(words)):
+        return text[: cut.start()], read(cut[0])
     start = last_of_value(text)
     found = BEHIND.match(SPACE.sub(" ", text[start:]))
     if start == 0 or found is None or not is_numeric(text[:start]):
