@@ -40,6 +40,7 @@ REJECTED = re.compile(
 )
 NEAR = 40  # characters before a number that are searched for a denial
 PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}|[a-d]{2,4}|[xyz][a-z]|[a-z][xyz]")
+FORMULA = re.compile(r"(?:[a-zA-Z][-/])+[a-zA-Z]")  # a/b, a-b
 WORD = re.compile(r"[^\W\d_][^\W_]*(?:[\s'’.,&/-]+[^\W_]+)*[.!]?")
 EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 LETTERS = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
@@ -48,20 +49,20 @@ Sides = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def is_word(text: str) -> bool:
-    r"""Return whether an answer is words or a code (`B7`), not mathematics. A single letter, a
-    likely product (`xy`) or an ASCII phrase not in title case counts as words only in `\text{}`."""
+    r"""Return whether an answer is words or a code (`B7`), not mathematics. A letter, letters that
+    are likely a formula (`xy`, `a/b`) or a phrase not in title case are words only in `\text{}`."""
     bare = TEXT.sub(r"\1", text.strip()).strip().strip(".")
     typeset = TEXT.fullmatch(text.strip()) is not None
     if not WORD.fullmatch(bare) or not re.search(r"[^\W\d_]", bare):
         return False
     letters = re.sub(r"[\W\d_]", "", bare)
     if re.search(r"\d", bare):
-        return re.fullmatch(r"[a-zA-Z]+-?\d\w*", bare) is not None  # B7, AB-12
+        return re.fullmatch(r"(?![a-z]-)[a-zA-Z]+-?\d\w*", bare) is not None  # B7, AB-12; not n-1
     if len(letters) == 1:
         return typeset and bare.isalpha()
     if typeset:
         return True
-    if bare in FUNCTION_NAMES or PRODUCT.fullmatch(bare):
+    if bare in FUNCTION_NAMES or PRODUCT.fullmatch(bare) or FORMULA.fullmatch(bare):
         return False
     return len(bare.split()) == 1 or not bare.isascii() or bare.istitle()
 
