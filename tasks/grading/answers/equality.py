@@ -149,12 +149,13 @@ def folded(text: str) -> str:
 
 
 def by_letters(gold: str, given: str, tolerance: Tolerance) -> bool | None:
-    """Compare words and codes, ignoring case except in single letters; None if neither is one."""
+    """Compare words, codes and lists of them, ignoring case except in single letters; else None."""
     first, second = is_word(gold), is_word(given)
     if not first and not second:
         return None
     if first and second:
-        return folded(gold) == folded(given)
+        lists = [sorted(map(folded, parts_of(TEXT.sub(r"\1", one)))) for one in (gold, given)]
+        return folded(gold) == folded(given) or lists[0] == lists[1]
     # `x = seat` equals `seat`; a sentence that contains the word stays wrong
     named = re.sub(r"^\s*[a-zA-Z]\s*=\s*", "", given if first else gold)
     return folded(gold) == folded(named) if first else False
