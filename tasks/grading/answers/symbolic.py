@@ -80,12 +80,15 @@ MAX_COMBINED = 10_000  # a factorial of a larger argument is rejected
 
 @lru_cache(maxsize=4096)
 def from_latex(text: str) -> Any:
-    """Parse LaTeX without delimiters into a sympy expression, or return None."""
+    """Parse LaTeX without delimiters into a sympy expression, or return None. A single variable `i`
+    is the imaginary unit."""
     if len(text) > MAX_LATEX:
         return None
     try:
         text = RECIPROCAL.sub(r"(\\\1 \3)^{\2}", text)
-        return parse_latex_cached(normalize_latex(text, NORMALIZATION))
+        found = parse_latex_cached(normalize_latex(text, NORMALIZATION))
+        names = {symbol.name: symbol for symbol in found.free_symbols}
+        return found.subs(names["i"], sympy.I) if [*names] == ["i"] else found
     except MemoryError:
         raise
     except Exception:  # the library passes on any error of its parser
