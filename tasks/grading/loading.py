@@ -11,6 +11,7 @@ define:
   check is that the gold is not an `error`. Set `canonical_completion = None` if that applies to all
   golds. Without the function, the gold itself is the completion.
 - `texts(answer)`: returns the answers in a gold, if the verifier has its own form for several.
+- `FORMS`: the keys of golds (see `golds`) that it supports besides `answer`, if not all of them.
 - `uses(settings)`: returns the names of verifiers that this verifier calls; `verify` then receives
   a mapping `verifiers` from these names to the loaded verifiers.
 - `ALONE = True`: no other verifier may call it.
@@ -39,7 +40,7 @@ from tasks.common.registry import bind, names
 from tasks.common.registry import load as load_file
 from tasks.grading import verifiers
 from tasks.grading.answers import copying
-from tasks.grading.answers.golds import read_gold
+from tasks.grading.answers.golds import form_of, read_gold
 from tasks.grading.answers.marked import after_think
 from tasks.grading.verdict import Verdict
 
@@ -84,6 +85,9 @@ class Verifier:
         if self.others:
             verdicts = (other.check(answer, given) for other in self.others[: 1 if given else None])
             return next((verdict for verdict in verdicts if verdict.outcome != "correct"), usable)
+        form = form_of(answer) or {}
+        if keys := form.keys() - {"answer", *getattr(self.module, "FORMS", form)}:
+            return Verdict("error", f"the verifier does not support golds with `{min(keys)}`")
         give = getattr(self.module, "canonical_completion", lambda gold: gold)
         completion = give and give(given or answer)
         verdict = self.function(completion or "", answer)

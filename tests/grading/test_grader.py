@@ -84,6 +84,7 @@ def test_golds_are_checked_by_their_verifiers() -> None:
         ("both", "none"): "error",
         ("tags", ""): "correct",
         ("exact", ""): "unparsed",
+        ("exact", '{"any": ["7", "8"]}'): "error",
     }
     with Grader(verify()) as grader:
         verdicts = grader.check_golds(list(outcomes))
@@ -101,7 +102,7 @@ def test_golds_are_compared_answer_by_answer() -> None:
         ("numeric", '{"any": ["1", "2"]}', '{"any": ["3", "2"]}'): False,
         ("numeric", '{"any": ["1", "2"]}', '{"all": ["1", "2"]}'): False,
         ("numeric", '{"answer": "1", "tolerance": 1}', "1"): False,
-        ("qa", '["Paris", "Lutetia"]', '["lutetia", "paris"]'): True,
+        ("qa", '["Paris", "Lutetia"]', '{"any": ["lutetia", "paris"]}'): True,
         ("qa", '["Paris", "Lutetia"]', '["Paris", "Rome"]'): False,
         ("tags", "a", "b"): False,
     }

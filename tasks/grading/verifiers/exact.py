@@ -3,6 +3,8 @@ white space."""
 
 from tasks.grading.verdict import Verdict
 
+FORMS = ()
+
 
 def verify(completion: str, answer: str) -> Verdict:
     """Return `correct` or `wrong`; `unparsed` for an empty completion."""

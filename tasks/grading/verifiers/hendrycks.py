@@ -15,6 +15,7 @@ from tasks.grading.verifiers import math_verify
 
 LIBRARIES = math_verify.LIBRARIES
 ANSWERS = True
+FORMS = ()
 REFUSES_COPIES = True
 
 REPLACED = [

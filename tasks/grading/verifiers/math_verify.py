@@ -21,6 +21,7 @@ from tasks.grading.verdict import Verdict
 
 LIBRARIES = ("math-verify", "latex2sympy2-extended", "sympy")
 ANSWERS = True
+FORMS = ()
 REFUSES_COPIES = True
 
 TARGETS = (LatexExtractionConfig(), ExprExtractionConfig())

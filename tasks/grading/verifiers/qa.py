@@ -16,6 +16,7 @@ from tasks.grading.answers.marked import marked_answer
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
+FORMS = ("any",)
 EXAMPLE = "qa: {method: qa, threshold: null}  # null: exact match; or the F1 that is correct"
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -46,11 +47,12 @@ def read_golds(answer: str) -> tuple[tuple[str, ...], ...]:
 
 
 def texts(answer: str) -> list[str]:
-    """Return the golds: the texts of a JSON list, or the single text."""
+    """Return the golds: the texts of a JSON list or of `{"any": [...]}`, or the single text."""
     try:
         golds = json.loads(answer)
     except ValueError:
         return [answer]
+    golds = golds.get("any") if isinstance(golds, dict) else golds
     if not isinstance(golds, list):
         return [answer]
     if not golds or not all(isinstance(gold, str) and gold.strip() for gold in golds):
