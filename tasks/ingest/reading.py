@@ -161,6 +161,9 @@ def judged(
         except Unusable as error:
             place = printable(error.source or found.source)
             return Rejection(record.line, record.content, error.reason, str(error), place)
+        except (TypeError, ValueError, RecursionError) as error:
+            detail = printable(f"it cannot be read: {type(error).__name__}: {error}"[:300])
+            return Rejection(record.line, record.content, "malformed", detail, found.source)
 
     for record in records_of(module, settings, folder, max_bytes):
         yield row_of(record) if isinstance(record, Record) else replace(record, source=name)

@@ -112,6 +112,7 @@ UNREADABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"shown_tests": 0, "challenge_tests": False},
         [
             {**MBPP, "test_list": ["assert add("]},
+            {**MBPP, "test_imports": [{}]},
             {**MBPP, "test_list": []},
             {"text": "Add."},
         ],

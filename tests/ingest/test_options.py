@@ -147,3 +147,5 @@ def test_options_in_separate_fields_are_shuffled(tmp_path: Path, texts: Any) -> 
     for row, given in zip(kept, rows, strict=True):
         assert f"{row.answer}. {given['right']}" in row.prompt.splitlines()
     assert [row.prompt for row in found(source)[0]] == [row.prompt for row in kept]
+    bad = one(tmp_path, {**rows[0], "b": "\ud800"}, prompt="q", answer="right", options=[*names])
+    assert bad[0] == "undecodable"

@@ -36,7 +36,8 @@ def compared(asked: str) -> str:
 def key(text: str) -> int:
     """Return a 64-bit hash of a text. For a million texts, the probability of a collision is one in
     37 million."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    content = text.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def place(seed: int, identity: str) -> int:
