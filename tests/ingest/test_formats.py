@@ -151,9 +151,10 @@ def test_csv_rows_after_one_above_the_limit_are_read(
 ) -> None:
     """An unclosed quote extends its row over the following ones, up to the limit."""
     monkeypatch.setattr(bounded, "MAX_ROW_BYTES", 2000)
-    (tmp_path / "a.csv").write_text(f"question,gold\n1 + 1?,2\n{row}\n2 + 2?,4\n")
+    content = f"question,gold\n1 + 1?,2\n{row}\n2 + 2?,4\n"
+    (tmp_path / "a.csv").write_text(content)
     kept, rejected = found(entry(tmp_path / "a.csv"))
-    assert [row.answer for row in kept] == ["2", "4"]
+    assert [(row.line, row.answer) for row in kept] == [(2, "2"), (content.count("\n"), "4")]
     assert rejected[0].reason == "too_large"
     (tmp_path / "b.csv").write_text("x" * 9999)
     with pytest.raises(ArtifactError, match=r"b\.csv begins with a row of more than .* MB"):

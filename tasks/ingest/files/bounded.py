@@ -110,6 +110,7 @@ class RecordedLines:
         self.text = text
         self.record = record
         self.size = 0  # of the record, in characters
+        self.number = 0  # of lines read
 
     def __iter__(self) -> "RecordedLines":
         return self
@@ -118,6 +119,7 @@ class RecordedLines:
         line = self.text.readline(MAX_ROW_BYTES + 1)
         if not line:
             raise StopIteration
+        self.number += 1
         self.size = len(line) + (self.size if self.record else 0)
         self.record.append(line)
         if self.size > MAX_ROW_BYTES:

@@ -303,7 +303,8 @@ def comma_separated(
     and an empty field is an empty string. Raise ArtifactError for an unusable header."""
     raw: list[str] = []  # the lines of the current row
     text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
-    reader = csv.reader(RecordedLines(text, raw), delimiter=delimiter, strict=True)
+    lines = RecordedLines(text, raw)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
     except csv.Error as error:
@@ -316,7 +317,7 @@ def comma_separated(
         )
     while True:
         raw.clear()
-        number = reader.line_num + 1
+        number = lines.number + 1
         try:
             values = next(reader)
         except StopIteration:
