@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -186,7 +187,9 @@ def is_text_or_number(value: Any) -> bool:
 
 def as_text(value: Any) -> str:
     """Return text unchanged, numbers without an exponent or a trailing `.0` (145.0 becomes `145`,
-    and 1e20 becomes `1` followed by 20 zeros), and other values as JSON (`true`)."""
+    and 1e20 becomes `1` followed by 20 zeros), dates as ISO 8601, other values as JSON (`true`)."""
     if isinstance(value, float | Decimal):
         return f"{Decimal(str(value)):f}".removesuffix(".0")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str | date):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False, default=str)

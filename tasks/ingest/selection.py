@@ -6,7 +6,7 @@ An unused row becomes a rejection with a reason. Not supported: conditions other
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tasks.common.params import ParamsError, parse
@@ -39,7 +39,7 @@ def verifier_of(value: Any, where: str) -> str | ByColumn:
     if isinstance(value, str):
         return value
     chosen = parse(value, ByColumn, where)
-    return ByColumn(chosen.column, {str(k): v for k, v in chosen.values.items()}, chosen.otherwise)
+    return replace(chosen, values={as_text(k): v for k, v in chosen.values.items()})
 
 
 def question_of(value: Any, where: str) -> str | Between | None:
@@ -75,8 +75,9 @@ def select(fields: Mapping[str, Any], conditions: Mapping[str, frozenset[str]]) 
         if value is MISSING:
             raise Unusable(f"there is no field {column}, by which `where` chooses", "filtered")
         if as_text(value) not in allowed:
-            shown = f"{column} is {as_text(value)[:80]!r}"
-            raise Unusable(f"{shown}, which `where` does not name", "filtered")
+            names = ", ".join(sorted(allowed))[:80]
+            shown = f"{column} is {as_text(value)[:80]!r}, and `where` names {names!r}"
+            raise Unusable(shown, "filtered")
     for name in IMAGES:
         image = fields.get(name)
         # some tables have a mapping of nulls for no image

@@ -2,6 +2,7 @@
 every form, and the selection of rows in mixed files."""
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -223,12 +224,12 @@ MIXED = [
     {"question": "1 + 1?", "gold": "2", "kind": "sum", "data_source": "openai/gsm8k"},
     {"question": "x?", "gold": "x", "kind": "proof", "data_source": "openai/gsm8k"},
     {"question": "Which?", "gold": "A", "kind": "sum", "data_source": "mmlu"},
-    {"question": "How?", "gold": "3", "kind": "sum", "data_source": 7},
+    {"question": "How?", "gold": "3", "kind": "sum", "data_source": 7, "day": "2024-01-31"},
     {"question": "When?", "gold": "4"},
 ]
 BY_COLUMN = {
     "column": "data_source",
-    "values": {"openai/gsm8k": "numeric", 7: "exact"},
+    "values": {"openai/gsm8k": "numeric", 7.0: "exact"},
     "otherwise": "reject",
 }
 
@@ -238,8 +239,8 @@ def test_rows_are_selected_by_a_column_and_others_rejected(tmp_path: Path) -> No
     kept, rejected = found({**entry(path), "where": {"kind": ["sum", "product"]}})
     assert [row.line for row in kept] == [1, 3, 4]
     assert [(row.line, row.reason) for row in rejected] == [(2, "filtered"), (5, "filtered")]
-    assert rejected[0].detail == "kind is 'proof', which `where` does not name"
-    numbers, _ = found({**entry(path), "where": {"data_source": 7}})
+    assert rejected[0].detail == "kind is 'proof', and `where` names 'product, sum'"
+    numbers, _ = found({**entry(path), "where": {"data_source": 7, "day": date(2024, 1, 31)}})
     assert [row.line for row in numbers] == [4]
     with pytest.raises(ParamsError, match="none of 5 rows is used: there is no field kind"):
         found({**entry(path), "where": {"kind": "sums"}})
