@@ -7,7 +7,7 @@ import pytest
 
 from tasks.common.params import ParamsError
 from tasks.grading.loading import load
-from tasks.grading.programs import results, sandbox
+from tasks.grading.programs import results
 from tasks.grading.programs.asserts import read
 from tasks.grading.programs.blocks import last_block
 from tasks.grading.programs.golds import (
@@ -324,11 +324,9 @@ def test_packages_can_be_imported_only_if_configured() -> None:
 
 
 def test_broken_sandbox_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox.problem.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ParamsError, match=r"not installed.*apt-get install bubblewrap"):
-        load("x", {"x": SETTINGS})
-    sandbox.problem.cache_clear()
+        load("x", {"x": {**SETTINGS, "memory_mb": 999}})
 
 
 @pytest.mark.parametrize(
@@ -339,6 +337,7 @@ def test_broken_sandbox_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch
         ({"memory_mb": 0}, "memory_mb is 0"),
         ({"memory_mb": 1, "sandbox": "process"}, "'process' does not work here"),
         ({"language": "c"}, "language is 'c'; allowed: python"),
+        ({"prelude": "import none", "sandbox": "process"}, "'import none' does not run: .*'none'"),
     ],
 )
 def test_invalid_settings_are_named(change: dict[str, Any], message: str) -> None:

@@ -15,6 +15,7 @@ Not supported: languages other than Python; judges that are programs; a score fo
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from tasks.common.params import ParamsError, at_least
@@ -88,14 +89,21 @@ class Settings:
         return Sandbox(self.sandbox, self.memory_mb, self.packages)
 
 
+@cache
 def ready(settings: Settings) -> None:
-    """Raise ParamsError if the sandbox does not work on this machine."""
+    """Raise ParamsError if the sandbox does not work on this machine, or `prelude` fails in it."""
     if (reason := problem(settings.place)) is not None:
         raise ParamsError(
             f"the sandbox {settings.sandbox!r} does not work here: {reason}. Install bubblewrap "
             "(Debian: apt-get install bubblewrap) and, unless root runs this, allow unprivileged "
             "user namespaces; a container must be allowed to make namespaces. Or set "
             "`sandbox: process`, which does not protect from hostile programs"
+        )
+    (reason,) = Execution("", golds.read_gold('{"asserts": ["pass"]}'), settings).failures()
+    if reason is not None:
+        raise ParamsError(
+            f"`prelude` {settings.prelude!r} does not run: {reason}. Correct it, or set `packages: "
+            "true` if it needs a package of this environment"
         )
 
 
