@@ -14,7 +14,7 @@ SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "ages": {"$ref": "#/$defs/ages"}},
     "required": ["name"],
-    "$defs": {"ages": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+    "$defs": {"ages": {"type": "array", "items": {"multipleOf": 0.5, "minimum": 0}}},
 }
 REGEX = {"method": "regex", "pattern": None, "match": "full"}
 JSON = {"method": "json_schema", "schema": None, "place": "either"}
@@ -70,6 +70,7 @@ def test_invalid_pattern_is_an_error() -> None:
         ('```json\n{"name": "Ann"}\n```', {"place": "whole"}, "unparsed", "```json"),
         ('{"name": "Ann", "x": NaN}', {}, "unparsed", "NaN"),
         ("[" * 100_000, {}, "unparsed", "["),
+        ('{"name": "Ann", "ages": [1e999]}', {}, "unparsed", "1e999"),
     ],
 )
 def test_json_schema(completion: str, changes: dict[str, Any], outcome: str, detail: str) -> None:

@@ -46,12 +46,13 @@ def verify(
     for text that is not JSON. An invalid schema in the gold is an `error`; with the setting
     `schema` the gold is ignored."""
     checked = validator(answer if schema is None else json.dumps(schema))
+    checked.is_valid(None)  # raises for an endless `$ref`
     text = find(completion, place)
     try:
         value = json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError):
+        problem = next(iter(checked.iter_errors(value)), None)
+    except (ValueError, RecursionError, OverflowError):  # OverflowError: too large a number
         return Verdict("unparsed", text.strip())
-    problem = next(iter(checked.iter_errors(value)), None)
     if problem is None:
         return Verdict("correct", text.strip())
     return Verdict("wrong", f"{problem.json_path}: {problem.message}")
