@@ -25,8 +25,8 @@ from tasks.common.files import write_text
 from tasks.common.params import ParamsError, load
 
 FILE = commands.ROOT / "params.yaml"
-PRESETS = ("gsm8k", "math", "svamp", "openai_chat", "verl", "apps", "mbpp", "ifeval")
-"""Presets whose only setting is the path of a file."""
+PRESETS = ("gsm8k", "math", "svamp", "verl", "apps", "mbpp", "humaneval", "ifeval")
+"""Presets that need no setting but the path of a file, or have usual ones in `drafts`."""
 
 EMBEDDED = "embedded"
 NONE = "none"

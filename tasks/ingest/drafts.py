@@ -19,6 +19,12 @@ MAX_ROWS = 20_000  # examined at most
 MIN_ROWS = 10
 QUESTIONS = ("messages", "prompt", "question", "problem", "query", "instruction", "input")
 ANSWERS = ("answer", "gold", "final_answer", "target", "expected_answer", "solution", "output")
+OPTIONS = ("choices", "options")
+# settings of presets that need more than a path
+NEEDED: dict[str, dict[str, Any]] = {
+    "verl": {"level": None},
+    "mbpp": {"shown_tests": 3, "challenge_tests": False},
+}
 FORMS = {
     "numeric": re.compile(r"[-+]?[$€£]?\s?\d[\d,]*(\.\d+)?\s?%?"),
     "choice": re.compile(r"\(?[A-J]\)?"),
@@ -39,7 +45,7 @@ def draft(
     elif preset in SETS:
         entry = {"preset": "published", "settings": {"set": preset, "path": location}}
     else:
-        entry = {"preset": preset, "settings": {"path": location}}
+        entry = {"preset": preset, "settings": {"path": location, **NEEDED.get(preset, {})}}
     (source,) = reading.sources([parse(entry, Source, "ingest.sources[0]")])
     found = list(islice(reading.rows(0, source, max_characters, None), MAX_ROWS))
     rows = [row for row in found if isinstance(row, Row)]
@@ -77,6 +83,8 @@ def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
     name = PurePosixPath(location).name.partition(".")[0]
     settings = {"path": location, "name": name, "prompt": question, "answer": answer, "level": None}
     settings |= {"verifier": "exact"} | ({"extract": extract} if extract else {})
+    if options := [one for one in OPTIONS if isinstance(first.get(one), list | dict)]:
+        settings["options"] = options[0]
     return {"preset": "mapping", "settings": settings}
 
 

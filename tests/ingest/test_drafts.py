@@ -24,7 +24,7 @@ def test_verifier_is_chosen_by_the_form_of_most_answers(golds: list[str], verifi
     assert verifier_for(golds) == verifier
 
 
-def rows(path: Path, number: int, **changed: str) -> str:
+def rows(path: Path, number: int, **changed: object) -> str:
     found = [{"problem": f"{n} + 1 = ?", "gold": str(n + 1), **changed} for n in range(number)]
     return str(lines(path / "mine.jsonl", *found))
 
@@ -39,10 +39,12 @@ def test_file_with_usual_names_fills_its_splits(tmp_path: Path) -> None:
     assert draft(path, "mapping", None, 100) == (entry, splits)
 
 
-def test_gold_of_a_worked_solution_is_after_the_mark(tmp_path: Path) -> None:
+def test_worked_solutions_and_choices_are_recognized(tmp_path: Path) -> None:
     path = rows(tmp_path, 10, gold="3 + 4 = 7\n#### 7")
     entry, _ = draft(path, None, None, 100)
     assert (entry["settings"]["extract"], entry["settings"]["verifier"]) == ("####", "numeric")
+    entry, _ = draft(rows(tmp_path, 10, gold=1, choices=["3", "4"]), None, None, 100)
+    assert (entry["settings"]["options"], entry["settings"]["verifier"]) == ("choices", "choice")
 
 
 def test_presets_and_published_sets_are_drafted_by_name(tmp_path: Path) -> None:
@@ -52,6 +54,9 @@ def test_presets_and_published_sets_are_drafted_by_name(tmp_path: Path) -> None:
     solved = ({"question": f"{n}?", "answer": "#### 1"} for n in range(10))
     path = lines(tmp_path / "b.jsonl", *solved)
     assert draft(str(path), "gsm8k", None, 100)[0]["preset"] == "gsm8k"
+    asked = ({"prompt": f"{n}?", "reward_model": {"ground_truth": 1}} for n in range(10))
+    path = lines(tmp_path / "c.jsonl", *asked)
+    assert draft(str(path), "verl", None, 100)[0]["settings"] == {"path": str(path), "level": None}
 
 
 def test_unusable_files_are_named(tmp_path: Path) -> None:
