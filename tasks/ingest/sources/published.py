@@ -95,7 +95,7 @@ SETS = {
     "carp_en": form("content", "answer"),
     "mmlu": form("question", "answer", "choice", "subject|type", options="choices"),
     "mmlu_pro": form("question", "answer", "choice", "category", options="options"),
-    "arc": form("question", "answerKey", "choice", options="choices"),
+    "arc": form("question", "answerKey", "choice", options="choices", first_option=1),
     "gpqa": form("Question", "Correct Answer", "choice", "High-level domain", options=GPQA_OPTIONS),
     "aqua": form("question", "correct", "choice", options="options"),
     "sat_math": form("question", "Answer", "choice", options="options"),
