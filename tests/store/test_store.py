@@ -107,7 +107,7 @@ def test_reads_truncated_for_one_reader_set_no_shard_aside(
         proxied.setattr(store.files, "cat_file", lambda path: read(path)[:-9], raising=False)
         with pytest.raises(ArtifactError, match="no two reads were complete"):
             store.load(Span(0, 0), ["text"])
-        ((_, message),) = maintenance.find_damaged(store)
+        (message,) = maintenance.find_faults(store)
         assert "the network or the disk returns wrong data" in message
     assert store.num_damaged() == 0
     assert owners(store, [("a", 0)]) == {("a", 0): "x"}
@@ -119,7 +119,8 @@ def test_shard_of_another_version_is_not_damaged(store: RolloutStore) -> None:
     store.publish(other)
     with pytest.raises(ArtifactError, match="another version of Winnow"):
         owners(store, [("a", 0), ("b", 0)])
-    assert store.num_damaged() == 0
+    (fault,) = maintenance.find_faults(store)
+    assert fault.startswith(f"{store.path(Span(1, 1))} is undamaged")
 
 
 def test_large_batches_are_split() -> None:
@@ -204,4 +205,4 @@ def test_summary_and_totals_by_hand(store: RolloutStore) -> None:
     (total,) = maintenance.totals(store).to_dicts()
     assert (total["engine"], total["rollouts"], total["completion_tokens"]) == ("hf", 4, 8)
     assert maintenance.describe(store) == "temperature 1.0"
-    assert list(maintenance.find_damaged(store)) == []
+    assert list(maintenance.find_faults(store)) == []

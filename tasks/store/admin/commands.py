@@ -64,17 +64,14 @@ def stat(folders: list[RolloutStore]) -> None:
 
 
 def verify(folders: list[RolloutStore]) -> bool:
-    """Read every shard, print the damaged ones, and return whether there are any."""
-    found = [damage for store in folders for damage in maintenance.find_damaged(store)]
-    for path, fault in found:
-        print(f"DAMAGED {path}: {fault}")
-    if found:
+    """Read every shard, print the faults, and return whether there are any."""
+    found = [fault for store in folders for fault in maintenance.find_faults(store)]
+    print("\n".join(found) or "no shard is damaged")
+    if any(fault.startswith("DAMAGED") for fault in found):
         print(
             "the next stage that needs these rows sets the shards aside and samples them again; "
             "`gc` removes shards that were set aside"
         )
-    else:
-        print("no shard is damaged")
     return bool(found)
 
 

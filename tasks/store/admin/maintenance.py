@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from tasks.common.artifacts import STORE
+from tasks.common.checksums import DamagedError
 from tasks.common.files import ArtifactError, digest
 from tasks.store import compaction, shards
 from tasks.store.folder import DESCRIPTION, RolloutStore
@@ -103,20 +104,21 @@ def gather(store: RolloutStore, columns: Sequence[str]) -> pl.DataFrame:
     )
 
 
-def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
-    """Yield the path and the fault of every damaged shard, including shards that were set aside.
-    Read every shard, and change nothing."""
+def find_faults(store: RolloutStore) -> Iterator[str]:
+    """Yield a line for every shard that is damaged, also if it was set aside, or unreadable for
+    another reason. Read every shard, and change nothing."""
     for name in store.names():
         path = f"{store.folder}/{name}"
         parsed = shards.parse(name)
         if parsed and parsed[1]:
-            yield path, "set aside earlier"
+            yield f"DAMAGED {path}: set aside earlier"
         elif parsed:
             with suppress(FileNotFoundError):  # compacted since the listing
                 try:
                     store.read(parsed[0], list(STORE.columns))
                 except ArtifactError as error:
-                    yield path, str(error)
+                    is_damaged = isinstance(error, DamagedError)
+                    yield f"DAMAGED {path}: {error}" if is_damaged else str(error)
 
 
 def covered(store: RolloutStore) -> Iterator[tuple[Span, Span]]:
