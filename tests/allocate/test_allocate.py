@@ -122,13 +122,10 @@ def test_the_papers_cluster_sizes_reproduce_its_figures() -> None:
     )
     allocation, plan = run(SGPO, profile, passes=1)
     learnable = allocation.decisions.filter(pl.col("decision") == "learnable")
-    assert len(profile) == 14_116
     assert len(learnable) == 7_525
     assert learnable["group_size"].mean() == pytest.approx(4.08, abs=0.005)
     assert (allocation.decisions["decision"] == "unsolved_kept").sum() == 531
     assert plan["group_size"].sum() == 38_144
-    _, uniform = run(SPECS["uniform"], profile, passes=1)
-    assert uniform["group_size"].sum() == 112_928
 
 
 counts = st.lists(

@@ -158,15 +158,12 @@ def test_the_success_with_the_lowest_entropy_joins() -> None:
     method = successes.Method(successes.Settings(per_prompt=3, capacity=9))
     method.add(completions([1, 1, 0, 1, 0], [0, 0, 0, 1, 1], [5, 8], [4, 3, 0, 9, 0]))
     found = method.join(np.array([8, 7, 5]), entropy_of_tokens)
-    assert found is not None
     assert found.group_B.tolist() == [0, 2]
     assert found.table["token_ids"].to_list() == [[9], [3]]
     assert found.prompt_rows_Q.tolist() == [8, 7, 5]
     alone = method.join(np.array([7, 8]), refuse_to_score)  # there is only one candidate
-    assert alone is not None
     assert alone.group_B.tolist() == [1]
     nothing = method.join(np.array([1]), refuse_to_score)
-    assert nothing is not None
     assert len(nothing.group_B) == 0
 
 

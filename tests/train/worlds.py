@@ -326,7 +326,6 @@ def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
     trainer.score_replay()
     for _ in range(num):
         batch = sampled(trainer)
-        assert batch is not None
         if learn(trainer, batch)["updated"]:
             trainer.sync_engine()
     return trainer.state.steps

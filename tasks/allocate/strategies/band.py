@@ -17,7 +17,6 @@ def allocate(
     trivial_above: float,
     group_size: int,
 ) -> Allocation:
-    """Visit prompts with 0 < pass rate <= `trivial_above` in every pass."""
     rate = pl.col("pass_rate")
     chosen = profile.filter((rate > 0) & (rate <= trivial_above))["row"]
     trivial = profile.filter(rate > trivial_above)["row"]

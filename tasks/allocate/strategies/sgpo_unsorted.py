@@ -22,7 +22,6 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Return sGPO's visits of each pass as one phase, in a random order."""
     sorted_ = sgpo.allocate(
         profile,
         passes,

@@ -12,7 +12,6 @@ reads_profile = False
 def allocate(
     profile: pl.DataFrame, passes: int, rng: np.random.Generator, *, group_size: int
 ) -> Allocation:
-    """Visit every prompt of `profile` in every pass, whatever its pass rate."""
     rows = profile["row"]
     visits = [phase(number, shuffled(rows, rng), group_size) for number in range(passes)]
     return Allocation(

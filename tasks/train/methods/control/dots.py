@@ -42,7 +42,6 @@ class Method(PoolControl):
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the pool indices of a batch of prompts, drawn by predicted pass rate."""
         pool = self.pool
         weight = -np.abs(self.pass_rates() - 0.5) / self.settings.temperature
         # the largest sums of log-weight and Gumbel noise are a draw without replacement

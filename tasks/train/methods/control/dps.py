@@ -51,7 +51,6 @@ class Method(PoolControl):
         )
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the pool indices of the candidates most likely to have a mixed group."""
         pool, state = self.pool, self.state
         drawn = rng.permutation(len(pool.prompt_rows))
         drawn = pool.take(drawn, room * self.settings.candidates)

@@ -56,7 +56,6 @@ class Method(PoolControl):
         self.state = self.rates.belief = State(**vars(self.rates.belief))
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
-        """Return the pool indices of the drawn candidates with the largest worth."""
         pool = self.pool
         wanted = room * self.settings.candidates
         num = len(pool.prompt_rows)

@@ -56,5 +56,4 @@ class Method(Replay):
         return np.arange(len(rollouts.prompt_rows_Q))[-self.settings.capacity :]
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return groups drawn uniformly, up to `room` in the batch's unit, at least one."""
         return drawn(self.state.rollouts, rng, room, batch)

@@ -53,7 +53,6 @@ class Method(Replay):
         return int(self.settings.share * batch.size) * bool(self.settings.folders)
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """Return groups drawn uniformly, up to `room` in the batch's unit, at least one."""
         return drawn(self.pool, rng, room, batch)
 
 
