@@ -28,7 +28,6 @@ def write_prompts(path: Path, spool: Spool, index: pl.DataFrame, name: str) -> i
 
 def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
     """Write every rejected row with its reason and its content, in the order of reading."""
-    # for rows rejected after reading, the detail names another row
     later = index.filter(~ALIVE & pl.col("other").is_not_null())
     others = spool.take(later["other"].unique().sort(), "source", "line", "answer")
     known = others.join(index.select("row", "split"), on="row", maintain_order="left").select(

@@ -117,11 +117,12 @@ def test_parquet_is_read_in_batches_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "BATCH_ROWS", 100)
-    pl.DataFrame({"n": range(250)}).write_parquet(tmp_path / "a.parquet", row_group_size=70)
+    numbers = pl.DataFrame({"n": [n / 10 for n in range(250)]}, {"n": pl.Float32})
+    numbers.write_parquet(tmp_path / "a.parquet", row_group_size=70)
     read = list(records(tmp_path / "a.parquet", "a.parquet"))
     assert all(isinstance(record, Record) for record in read)
     assert [(record.line, record.fields["n"]) for record in read if isinstance(record, Record)] == [
-        (n + 1, n) for n in range(250)
+        (n + 1, n / 10) for n in range(250)
     ]
 
 
