@@ -55,12 +55,15 @@ STARTS = re.compile(rf"\s*{LETTER}(?:[.,:)*\n]|\s*$)")
 ALONE = re.compile(rf"{LETTER}(?=[.,:;)\]*\s!?]|$)")
 WORD = re.compile(r" (?!is\b|because\b)[a-z]")  # after an A or an I that is not an option
 ONLY = re.compile(r"[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?([A-Za-z])[\W_]*")
+LABEL = r"(?![A-J][)\]][*_]{0,2}\s+(?!and)[A-J](?![)\]]))"  # not the D of `(D) A and C`
+LABELLED = re.compile(r"[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?([A-J])[).:\]][*_]{0,2}\s")
 SEVERAL = re.compile(
-    r"(?i)[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?(?P<letters>[A-J](?:[\s,;&、和()]|and|\\text|[{}])*"
-    r"(?:(?:[\s,;&、和()]|and|\\text|[{}])*[A-J])+)[\W_]*"
+    rf"(?i)[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?(?P<letters>{LABEL}[A-J]"
+    r"(?:[\s,;&、和()]|and|\\text|[{}])*(?:(?:[\s,;&、和()]|and|\\text|[{}])*[A-J])+)[\W_]*"
 )
 LETTERS = (
-    r"(?P<letters>[A-J](?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J]){1,9})"
+    rf"(?P<letters>{LABEL}[A-J]"
+    r"(?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J]){1,9})"
 )
 SAID_SEVERAL = re.compile(
     rf"(?:(?i:{WORDS}))(?:[^\n]{{0,20}}?)(?:(?i:is|are)|[:：是为]|(?<=选))\s*(?:both\s+)?"
@@ -102,9 +105,12 @@ def capitals(text: str) -> str | None:
 def find_letters(text: str) -> str | None:
     """Return the letters that the text states as its answer, or None."""
     text = BESIDE_EAST.sub(" ", text)
-    for place in (", ".join(marked_answers(text)), text.strip()):
+    marked = ", ".join(marked_answers(text))
+    for place in (marked, text.strip()):
         if len(place) < 100 and (found := letters_of(place)):
             return found
+    if labelled := LABELLED.match(marked):
+        return labelled[1]
     said = list(SAID_SEVERAL.finditer(text)) or list(SAID_PLURAL.finditer(text))
     if said and (found := capitals(said[-1]["letters"])):
         return found
