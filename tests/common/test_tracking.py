@@ -198,6 +198,13 @@ def test_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout: La
     assert client.get_registered_model("winnow").aliases == {}
 
 
+def test_model_has_a_name_that_mlflow_allows(layout: Layout) -> None:
+    with track(Tracking(None, "team/bob's", 0.0, []), layout, "report", None, None) as tracker:
+        tracker.champion(None, "none beat the initial policy")
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    assert [model.name for model in client.search_registered_models()] == ["team-bob-s"]
+
+
 def test_failed_upload_of_a_policy_keeps_the_rest_of_the_record(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:

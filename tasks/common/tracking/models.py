@@ -9,6 +9,7 @@ the tag `path`, the location of its files."""
 
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,10 @@ def write_champion(run: TrackedRun, event: Event) -> None:
     """Apply the report's decision: register the policies whose training runs wrote the evidence,
     under their aliases.
 
-    If such a run was never recorded here, remove the alias, which points to an older policy."""
-    client, name = run.client, run.client.get_experiment(run.experiment_id).name
+    If such a run was never recorded here, remove the alias, which points to an older policy. The
+    model has the experiment's name, with `-` for what MLflow does not allow or search."""
+    client = run.client
+    name = re.sub("[/:']", "-", client.get_experiment(run.experiment_id).name)
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name)
     write_tags(run, {"values": {"champion.why": shorten(event["why"], MAX_TAG)}})
