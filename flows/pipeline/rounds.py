@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.pipeline import commands, health, overrides, roots
 from flows.pipeline.roots import MAIN, Root
-from flows.pipeline.selection import SelectionError, upstream
+from flows.pipeline.selection import SelectionError
 from flows.pipeline.stages import Stages
 from tasks.common import params, recipes
 from tasks.common.checksums import read_checked
@@ -41,7 +41,6 @@ class FlowRequest:
     retries: int = 0
 
     def check(self) -> None:
-        """Raise ParamsError for parameters that contradict each other."""
         root = roots.root_of(self.data)
         if root.number > 1 and self.rounds > 1:
             raise ParamsError(
@@ -57,7 +56,6 @@ class FlowRequest:
 
     @property
     def chain(self) -> list[Root]:
-        """Return the roots of the run, in the order of their rounds."""
         root = roots.root_of(self.data)
         return [root, *(Root(root.first, number) for number in range(2, self.rounds + 1))]
 
@@ -154,8 +152,7 @@ def policy_of(before: Stages, start: str) -> str:
         start = champion_of(root)
     recipe, seed = start.rsplit("/", 1)
     stage = f"train@{recipe}-{seed}"
-    stale = upstream(before.needs, {stage}) & {*before.changed, *before.forced}
-    if stage in before.left_out and stale:
+    if stage in before.left_out and before.behind({stage}, before.dvc):
         raise SelectionError(
             f"--from {start}: {root.titled(stage)} is out of date and left out of this run; add "
             f"`{recipe} --seed {seed}`"

@@ -47,7 +47,7 @@ class Stages:
         forced = forced_of(root, needs, force)
         code_reason = digest_code(dvc, root, CODE in forced)
         changed, forced = changes_of(dvc, root, root.pipeline), forced - {CODE}
-        ordered, left_out = selection.select(needs, {*changed, *forced}, recipes, seeds)
+        ordered, left_out = selection.select(needs, changed, recipes, seeds)
         stages = cls(dvc, root, needs, ordered, left_out, changed, forced)
         if code_reason:
             stages.code_reason = code_reason
@@ -72,6 +72,7 @@ class Stages:
         self.outcomes[stage] = "Failed"
         changes = self.changes_after_upstream(stage, dvc)
         if changes or stage in self.forced:
+            self.check_left_out(stage, dvc)
             reason, started = self.reason(stage, changes), time.time()
             self.print_line(stage, "starts", reason)
             self.outcomes[stage] = self.repro(stage, dvc)
@@ -101,6 +102,18 @@ class Stages:
         if selection.upstream(self.needs, self.needs[stage]) & ran:
             return changes_of(dvc, self.root, self.root.address(stage)).get(stage, [])
         return self.changed.get(stage, [])
+
+    def check_left_out(self, stage: str, dvc: commands.Dvc) -> None:
+        """Raise StageFailed if forced stages have changed the inputs of cells that `stage` needs
+        and that are left out."""
+        beside = self.needs[stage] & set(self.left_out) if self.forced else set[str]()
+        if beside and (late := self.behind(beside, dvc)):
+            raise StageFailed(f"out of date and left out of this run: {', '.join(late)}")
+
+    def behind(self, stages: set[str], dvc: commands.Dvc) -> list[str]:
+        """Return what is out of date now among `stages` and the stages before them."""
+        changed = changes_of(dvc, self.root, self.root.pipeline)
+        return sorted(selection.upstream(self.needs, stages) & set(changed))
 
     def reason(self, stage: str, changes: list[Any]) -> str:
         phrases = explain(self.root, stage, changes) if changes else []

@@ -1,6 +1,7 @@
 """Rounds and data roots: refused requests, and a second round on the scratch project."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from flows.pipeline.overrides import applied
 from flows.pipeline.roots import Root, root_of
 from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.selection import SelectionError
-from flows.pipeline.stages import Stages, forced_of
+from flows.pipeline.stages import StageFailed, Stages, forced_of
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT, Project, lines, shell
@@ -54,12 +55,15 @@ def test_start_outside_the_experiment_is_refused() -> None:
         rounds.check_starts(ROOT / "params.yaml", ["pods/0"])
 
 
-def test_start_behind_a_stale_stage_is_refused_if_left_out() -> None:
-    needs = {"profile": set(), "train@sgpo-0": {"profile"}}
-    places = ["profile"], ["train@sgpo-0"]
-    before: Any = Stages(None, Root(), needs, *places, {"profile": ["x"]}, set())  # type: ignore[arg-type]
-    with pytest.raises(SelectionError, match="out of date and left out of this run"):
-        rounds.policy_of(before, "sgpo/0")
+def test_cells_behind_a_changed_stage_are_refused_if_left_out() -> None:
+    """They are the start of a round, and cells of a report after `--force ingest`."""
+    needs = {"allocate@a-0": set(), "train@a-0": {"allocate@a-0"}, "report": {"train@a-0"}}
+    dvc: Any = SimpleNamespace(status=lambda _: {"allocate@a-0": ["changed deps"]})
+    stages = Stages(dvc, Root(), needs, ["report"], ["allocate@a-0", "train@a-0"], {}, {"report"})
+    with pytest.raises(SelectionError, match=r"train@a-0 is out of date and left out of this run"):
+        rounds.policy_of(stages, "a/0")
+    with pytest.raises(StageFailed, match="out of date and left out of this run: allocate@a-0"):
+        stages.bring_up_to_date("report", dvc)
 
 
 def test_file_is_no_data_root() -> None:
