@@ -259,10 +259,7 @@ def test_superseded_lines_are_shown_until_new_ones_exist(tmp_path: Path) -> None
             {"families": {"big": {"budgets": [9], "changes": {"evaluate": {"num_samples": 36}}}}},
             r"family big has evaluate\.num_samples 36; .* at most 35",
         ),
-        (
-            {"families": {"small": {"budgets": [9], "changes": {"profil": {"num_samples": 2}}}}},
-            "section 'profil' is unknown; .* did you mean profile",
-        ),
+        ({"families": {"a": {"budgets": [9], "changes": {"profil": {}}}}}, "'profil' is unknown"),
         ({"contestants": [{"recipe": "grop", **CONTESTANT}]}, "recipe 'grop' is unknown"),
         (
             {"contestants": [{"recipe": "grpo", **CONTESTANT, "knob": "allocate.size"}]},

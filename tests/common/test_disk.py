@@ -47,12 +47,6 @@ def test_failed_write_is_one_sentence_and_keeps_the_old_file(name: str, tmp_path
     assert os.listdir(tmp_path) == ["table"]
 
 
-def test_write_error_is_an_os_error() -> None:
-    """Some callers skip a note (OSError), others end with a message (ArtifactError)."""
-    with pytest.raises(OSError), writing(Path("x")):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_other_errors_are_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), writing(Path("x")):
         raise ZeroDivisionError

@@ -163,10 +163,9 @@ def test_address_of_all_interfaces_is_refused() -> None:
         ui.auth_of(parsed(prefect_host="0.0.0.0"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99_999), ("192.0.2.1", 4200)])
-def test_impossible_address_is_named(host: str, port: int) -> None:
-    with pytest.raises(ArtifactError, match=f"cannot listen at http://{host}:{port}: "):
-        server.check_port("Prefect", host, port)
+def test_impossible_address_is_named() -> None:
+    with pytest.raises(ArtifactError, match="cannot listen at http://127.0.0.1:99999: "):
+        server.check_port("Prefect", "127.0.0.1", 99_999)
 
 
 def test_pages_start_at_the_named_address(
