@@ -12,7 +12,6 @@ from tasks.common import params
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
-    """Add `--data`, for subcommands that read one data root."""
     parser.add_argument(
         "--data", default=MAIN, metavar="DIR", help="a data root (default: %(default)s)"
     )
@@ -26,7 +25,6 @@ def add_cell(parser: argparse.ArgumentParser, help: str, nargs: str | None = Non
 
 
 def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
-    """Return `--seed`, or the first seed of the experiment."""
     if options.seed is not None:
         return int(options.seed)
     return params.section(values, "experiment", params.Experiment).seeds[0]

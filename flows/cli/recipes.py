@@ -19,7 +19,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the recipes, or one recipe with all its settings of allocation and training."""
     values = params.load(roots.existing(options.data).params)
     if options.name:
         rows = importlib.import_module("tasks.code.origins").recipe_rows(values, options.name)

@@ -146,7 +146,6 @@ def notify(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
 
 
 def attempt(record: Callable[[], object]) -> None:
-    """Call `record`, and log a warning if it fails."""
     try:
         record()
     except Exception as error:
@@ -174,7 +173,6 @@ def tables(stage: str, root: Root) -> None:
 
 
 def forecast_table(title: str, forecast: dict[str, Any]) -> None:
-    """Record the forecast of a plan beside the uniform plan's forecast."""
     rows = [
         {"": name, "plan": forecast["plan"][name], "uniform": forecast["uniform"][name]}
         for name in FORECAST

@@ -118,7 +118,6 @@ def existing(folder: str) -> Root:
 
 
 def known() -> str:
-    """Return the folders of the existing roots, joined by commas, for messages."""
     files = commands.ROOT.glob("*/dvc.yaml"), commands.ROOT.glob("*/rounds/*/dvc.yaml")
     found = sorted(
         path.parent.relative_to(commands.ROOT).as_posix() for kind in files for path in kind

@@ -112,7 +112,6 @@ class Running:
 
     @property
     def room(self) -> int:
-        """Return the number of further stages that may start."""
         return self.concurrency - len(self.stages)
 
     def start(

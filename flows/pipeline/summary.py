@@ -39,7 +39,6 @@ def recorded(stages: Stages) -> Iterator[None]:
 
 
 def conclusion(examined: Sequence[Stages]) -> str:
-    """Return the outcome of all roots in one sentence."""
     number = sum(len(stages.ordered) for stages in examined)
     of = f" of {len(examined)} rounds" if len(examined) > 1 else ""
     if all(stages.idle for stages in examined):

@@ -57,7 +57,6 @@ class Served(Runner):
 
 
 def definition() -> dict[str, Any]:
-    """Return the deployment in prefect.yaml; `winnow serve` uses its defaults."""
     (found,) = params.load(commands.CODE / "prefect.yaml")["deployments"]
     return dict(found)
 

@@ -199,7 +199,6 @@ def provide(port: int | None = None) -> None:
 
 
 def lost(error: Exception) -> str:
-    """Return a message about a run that failed because of its Prefect server."""
     from prefect.settings import PREFECT_API_URL
 
     why = str(error).partition("\n")[0] or type(error).__name__

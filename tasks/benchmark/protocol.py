@@ -75,7 +75,6 @@ class Protocol:
     recipes: Values = field(default_factory=dict)
 
     def budgets(self, family: str, contestant: Contestant) -> list[int]:
-        """Return the budgets of a recipe on a family, smallest first."""
         return [b for b in contestant.budgets if b in self.families[family].budgets]
 
     def only(

@@ -102,5 +102,4 @@ def digits(counts: "list[int]") -> str:
 
 
 def counts_of(text: str) -> list[int]:
-    """Return the counts in a string written by `digits`."""
     return [int(character, 36) for character in text]

@@ -37,7 +37,6 @@ def load(package: ModuleType, name: Any, where: str) -> ModuleType:
 
 
 def check(package: ModuleType, name: Any, where: str) -> None:
-    """Raise ParamsError unless `name` is a file of `package`."""
     if name not in names(package):
         raise ParamsError(unknown(f"{where} is {name!r}; use", name, names(package)))
 

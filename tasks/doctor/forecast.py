@@ -180,7 +180,6 @@ def training(world: World, recipe: str) -> Cost:
 
 
 def run_flops(world: World, run: Planned, train: Values) -> float:
-    """Return the charged FLOPs of a run: rollouts, updates and the warm start."""
     policy, lengths = world.architecture, (run.prompt, run.completion)
     warm = budget.warm_start_cost("charged", policy, *lengths, train)
     return run.rollouts * budget.rollout_cost("charged", policy, run, train) + warm
@@ -280,6 +279,5 @@ def drifted(world: World) -> Range:
 
 
 def spent(tokens: Range, flops: Range, seconds: Range, num_gpus: int) -> Cost:
-    """Return a stage's cost, including the time to start the stage."""
     hours = (seconds + STAGE_SECONDS) * (1.0 / 3600.0)
     return Cost(tokens, flops, hours, hours * float(num_gpus))

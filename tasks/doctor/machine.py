@@ -12,7 +12,6 @@ from tasks.models.folder import reference_parameters
 
 
 def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
-    """Return a message for each setting that does not fit the GPUs."""
     engine = values["engine"]
     if engine["device"] == "cuda" and not there:
         return ["engine.device is cuda, but nvidia-smi finds no GPU here; set auto or cpu"]

@@ -177,7 +177,6 @@ class Pool:
             return Process(self.ready_loader(), self.clock)
 
     def assign(self, process: Process, work: "Work") -> None:
-        """Send the process its next list of requests."""
         size = MAX_REQUESTS
         share = -(-len(work.queue) // len(self.processes))  # per process, rounded up
         if self.seconds_per_request * share > LIST_SECONDS:
@@ -232,7 +231,6 @@ class Pool:
             process.deadline = now + wait
 
     def receive(self, process: Process, work: "Work") -> None:
-        """Read the replies of a process, and store them in `work`."""
         lines = process.read()
         if lines is None:
             self.on_failure(process, work, None)

@@ -95,7 +95,6 @@ def accuracy_over(results: Results, axis: str) -> Variant:
 
 
 def over_steps(results: Results) -> Chart:
-    """Return a chart of STEP_SERIES over the steps of training, a line per run."""
     trained = results.evidence.trained
     binned = {run.name: steps_binned(run.steps) for run in trained}
     variants = {}

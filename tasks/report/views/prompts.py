@@ -98,7 +98,6 @@ def shade(index: int, group_size: int | None, largest: int) -> str:
 
 
 def histograms(results: Results) -> Chart:
-    """Return a chart with a histogram of the profile for each recipe."""
     profile = results.evidence.profile
     variants = {
         run.recipe: profile_histogram(profile, run, index)

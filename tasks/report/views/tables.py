@@ -135,7 +135,6 @@ def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:
 
 
 def unit_words(name: str) -> str:
-    """Return the note on the unit of the compute columns."""
     return f"{', '.join(COMPARED)}: compute in {name}, by the rule of each account"
 
 
