@@ -23,10 +23,10 @@ from tests.common.record import LOCAL, runs_of
 
 def test_failed_stage_is_failed_and_its_error_propagates(layout: Layout) -> None:
     with pytest.raises(ValueError, match="no prompts"), track(LOCAL, layout, "train", "grpo", 0):
-        raise ValueError("no prompts")
+        raise ValueError("no prompts in \udce9")  # the name of a file, in Latin-1
     runs = runs_of(layout)
     assert {run.info.status for run in runs.values()} == {"FAILED"}
-    assert runs["train grpo/0"].data.tags["error"] == "ValueError: no prompts"
+    assert runs["train grpo/0"].data.tags["error"] == "ValueError: no prompts in \\udce9"
 
 
 def test_interrupted_stage_is_killed(layout: Layout) -> None:

@@ -331,7 +331,8 @@ def size_of(path: Path) -> int:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return `text` within `limit` characters, with a note if it was truncated."""
+    """Return `text` as valid UTF-8 within `limit` characters, with a note if it was truncated."""
+    text = text.encode(errors="backslashreplace").decode()
     if len(text) <= limit:
         return text
     note = f"... (cut, {len(text)} characters)"
