@@ -174,9 +174,9 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
             problems.add(
                 f"train.loss {loss} compares the policy with the initial one, but {reason}"
             )
-    masking = ["train.correction.m2po"] * (settings.correction.m2po is not None)
-    names = [spec["method"] for spec in settings.shape]
-    masking += [f"train.shape {name}" for name in names if shape_of(name).masks]
+    shapes = [spec["method"] for spec in settings.shape]
+    masking = [f"train.shape {name}" for name in shapes if shape_of(name).masks]
+    masking += ["train.correction.m2po"] * (settings.correction.m2po is not None)
     if goal.reads_reference and masking:
         problems.add(
             f"{masking[0]} sets advantages of tokens to 0, but train.loss {loss} also trains on "

@@ -35,7 +35,6 @@ class Plan:
         return int(self.prompt_rows_V.max(initial=-1)) + 1
 
     def num_rollouts(self) -> int:
-        """Return the number of rollouts of all visits."""
         return int(self.group_sizes_V.sum())
 
     def start(self, position: int, done: float | None) -> int | None:

@@ -66,7 +66,6 @@ EMPTY: dict[str, Any] = {
 OF_TOKENS = ("token_ids", "logprobs", "versions", "is_action", "advantages", "old_logprobs")
 """The columns with a value for each completion token."""
 OWN_TOKENS = pl.coalesce("is_action", pl.lit(True).repeat_by(pl.col("token_ids").list.len()))
-"""Whether each token of a rollout is the policy's own."""
 
 ROUNDING = 1e-9  # relative to the larger reward; rewards that differ by less count as equal
 
@@ -86,7 +85,6 @@ class Prompts:
 
     @property
     def ids(self) -> pl.Series:
-        """The prompts' ids."""
         return self.table["prompt_id"]
 
     def token_ids(self, rows: Ints) -> list[list[int]]:
@@ -215,17 +213,14 @@ class Rollouts:
 
     @cached_property
     def group_B(self) -> Ints:
-        """The group of each rollout."""
         return self.table["group"].to_numpy()
 
     @cached_property
     def rewards_B(self) -> Floats:
-        """The reward of each rollout."""
         return self.table["reward"].to_numpy()
 
     @cached_property
     def replayed_B(self) -> Bools:
-        """Whether a rollout is replayed, instead of sampled for this step."""
         return self.table["replayed"].to_numpy()
 
     @cached_property
@@ -236,12 +231,10 @@ class Rollouts:
 
     @cached_property
     def logprobs_N(self) -> Floats:
-        """[N] the sampler's log-probabilities."""
         return flat(self.table["logprobs"])
 
     @once
     def prompt_tokens_B(self) -> Ints:
-        """Return the length of each rollout's prompt."""
         return lengths_of(self.table["prompt"])
 
     @once
@@ -297,7 +290,6 @@ class Rollouts:
         return taken
 
     def where(self, keep_B: Bools) -> "Rollouts":
-        """Return the rollouts that `keep_B` marks."""
         return self if keep_B.all() else self.take(np.flatnonzero(keep_B))
 
     def groups(self, numbers: Ints) -> "Rollouts":
@@ -309,7 +301,6 @@ class Rollouts:
         return Rollouts(table, self.prompt_rows_Q[numbers])
 
     def sizes_Q(self) -> Ints:
-        """Return [Q] the number of rollouts of each group."""
         return np.bincount(self.group_B, minlength=len(self.prompt_rows_Q))
 
     def graded_Q(self) -> tuple[Ints, Ints]:
@@ -337,17 +328,14 @@ class Rollouts:
 
     @cached_property
     def kept_B(self) -> Bools:
-        """Whether a rollout enters the loss."""
         return self.table["kept"].to_numpy()
 
     @cached_property
     def advantages_N(self) -> Floats:
-        """[N] the advantages of tokens, 0 for tokens without an advantage."""
         return flat(self.table["advantages"])
 
     @cached_property
     def old_logprobs_N(self) -> Floats | None:
-        """[N] log-probabilities of the old policy; None if that is the present policy."""
         old = self.table["old_logprobs"]
         return None if old.null_count() else flat(old)
 
@@ -452,7 +440,6 @@ def flat(lists: pl.Series) -> "np.ndarray":
 
 
 def lengths_of(lists: pl.Series) -> Ints:
-    """Return the length of each list of a column."""
     return np.diff(lists.to_arrow().offsets.to_numpy())
 
 

@@ -18,6 +18,7 @@ from tasks.common import recipes, stage
 from tasks.common.accounting.spending import read_budget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file, read_json
+from tasks.common.params import ParamsError
 from tasks.common.processes import locks
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
@@ -264,7 +265,13 @@ def build(
     )
     # impossible features, and an engine that rejects the policy's weights, must fail before it has
     # sampled anything; and with 4-bit weights the trained policy differs from the one in the folder
-    trainer.features()
+    features, last = trainer.features(), policy.architecture.num_layers
+    layer = None if features is None else features.hidden_layer
+    if layer is not None and not -last - 1 <= layer <= last:
+        raise ParamsError(
+            f"train.advantage.layer is {layer}, but the policy has {last} layers: use 0 (the "
+            f"embeddings) to {last}, or -1 (the last) to {-last - 1}"
+        )
     if not settings.in_flight_updates:  # the loop does it for in-flight updates
         trainer.sync_engine()
     return trainer, plan

@@ -54,16 +54,15 @@ class UpdateStats:
     """Sums over the tokens of a step's micro-batches, and the executed FLOPs of forward and
     backward (and of the reference's forward). `log_ratios` are between trainer and sampler, for
     fresh rollouts of the current policy. `log_weights` are the logs of all rollouts' importance
-    weights, not capped. `inactive` counts tokens that are clipped or capped. `norms` (before
-    clipping) and `rate_factors` (of the learning rate) have an entry per optimizer step.
-    `num_nonfinite` counts updates with a non-finite loss or gradient."""
+    weights, not capped. `norms` (before clipping) and `rate_factors` (of the learning rate) have an
+    entry per optimizer step. `num_nonfinite` counts updates with a non-finite loss or gradient."""
 
     loss: float = 0.0
     num_tokens: int = 0
     entropy: float = 0.0
     clipped: float = 0.0
     capped: float = 0.0
-    inactive: float = 0.0
+    inactive: float = 0.0  # tokens that are clipped or capped
     weights: float = 0.0
     squared_weights: float = 0.0
     kl: float = 0.0

@@ -71,7 +71,7 @@ class Trainer:
 
     def features(self) -> Features | None:
         """Return all features of the policy that the slots, a second update or M2PO need before the
-        step's update; None if there are none. Raise an error if the policy cannot supply them."""
+        step's update; None if there are none."""
         slots = self.slots
         asked = [slots.select.features, slots.advantage.features]
         asked += [shape.features for shape in slots.shape]
@@ -81,15 +81,9 @@ class Trainer:
             wanted.append(Features())
         if not wanted:
             return None
-        layers = {layer for each in wanted if (layer := each.hidden_layer) is not None}
+        layers = {features.hidden_layer for features in wanted} - {None}
         if len(layers) > 1:
             raise TrainingError(f"the slots need hidden states of several layers: {layers}")
-        last = self.run.policy.architecture.num_layers
-        if layers and not -last - 1 <= min(layers) <= last:
-            raise ParamsError(
-                f"train.advantage.layer is {min(layers)}, but the policy has {last} layers: use 0 "
-                f"(the embeddings) to {last}, or -1 (the last) to {-last - 1}"
-            )
         norms = any(features.gradient_norms for features in wanted)
         if norms and self.learner.is_sharded:
             raise TrainingError(

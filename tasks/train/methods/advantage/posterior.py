@@ -93,7 +93,6 @@ class Method(Advantage):
         return wrong, correct
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Update the pass rates and the mean rewards with the step's graded rollouts."""
         graded, state = rollouts.where(~rollouts.is_error_B()), self.state
         is_correct_B = graded.is_correct_B()
         right, wrong = graded.rewards_B[is_correct_B], graded.rewards_B[~is_correct_B]
