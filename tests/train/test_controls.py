@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.train.methods.control import dapo, greso, knapsack, sagc
+from tasks.common.params import ParamsError
+from tasks.train.methods.control import dapo, dars, greso, knapsack, sagc
 from tasks.train.methods.control import plan as follow
 from tasks.train.plan import Plan
 from tasks.train.rollouts import merge
@@ -104,16 +105,6 @@ def test_greso_streaks_and_probabilities_change_as_published() -> None:
     assert (method.state.p_easy, method.state.p_hard) == p
 
 
-def test_greso_skips_at_the_predicted_rate() -> None:
-    method = greso_on(passes_of(1000, 2, 2, BatchSettings("rollouts", 10_000, "generated")))
-    method.state.streaks[:] = 3
-    method.state.position = 1000
-    request = requested(method)
-    assert len(request.counts) == pytest.approx(125, abs=32)  # three standard deviations
-    assert method.describe()["skipped_rate"] == 1 - len(request.counts) / 1000
-    assert method.next(START, np.random.default_rng(0)) is None
-
-
 def decided_at_once(method: greso.Method, rng: np.random.Generator) -> tuple[list[int], int]:
     """Return the visits and the end of the next step, if the whole phase is decided first."""
     plan, first = method.plan, method.state.position
@@ -140,9 +131,18 @@ def test_windows_do_not_change_the_decisions_of_greso(streak: int) -> None:
         assert (taken.tolist(), found_end) == (expected, end)
         method.next(START, np.random.default_rng(step))
     assert method.state.position == len(method.plan)
+    assert method.describe()["skipped_rate"] == method.state.skipped / 3100
 
 
 # --- knapsack
+
+
+def test_limits_outside_the_plans_groups_are_refused() -> None:
+    for size in (1, 33):
+        with pytest.raises(ParamsError, match=f"groups of {size} to {size}, .* largest, 2 to 32"):
+            knapsack.Method(knapsack.Settings(), passes_of(4, size, 1))
+    with pytest.raises(ParamsError, match="largest is 64, and the plan's groups are no smaller"):
+        dars.Method(dars.Settings(), passes_of(4, 64, 1))
 
 
 def test_knapsack_counts_are_as_published() -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.common.params import at_least, settings
+from tasks.common.params import ParamsError, at_least, settings
 from tasks.train.methods.control import plan as follow
 from tasks.train.plan import Plan
 from tasks.train.rollouts import GroupRequest, Rollouts
@@ -50,6 +50,11 @@ class Method(follow.Method):
 
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan, self.state = settings, plan, State()
+        if plan.group_sizes_V.min() >= settings.largest:
+            raise ParamsError(
+                f"train.control.largest is {settings.largest}, and the plan's groups are no "
+                "smaller, so dars could add no rollout: raise it, or lower the size of groups"
+            )
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the plan's next visits, then more rollouts of their hard groups."""

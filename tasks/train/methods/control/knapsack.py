@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tasks.common.params import at_least, settings, share
+from tasks.common.params import ParamsError, at_least, settings, share
 from tasks.train.methods.control import plan as follow
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
@@ -42,6 +42,13 @@ class State:
 class Method(follow.Method):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan = settings, plan
+        least, most = plan.group_sizes_V.min(), plan.group_sizes_V.max()
+        if most < settings.smallest or least > settings.largest:
+            raise ParamsError(
+                f"train.control knapsack: the plan has groups of {least} to {most}, all outside "
+                f"smallest and largest, {settings.smallest} to {settings.largest}, so that no "
+                "rollout could be moved: change these two, or the group size of allocate"
+            )
         self.prompt_rows = np.unique(plan.prompt_rows_V)
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
