@@ -181,6 +181,9 @@ def test_short_correct_answers_have_larger_advantages() -> None:
     easy = method(rollouts_of([1, 1, 1], [0] * 3, [2, 4, 6]))
     assert easy[0] > easy[1] > easy[2]
     assert method(rollouts_of([1, 1], [0] * 2, [5, 5])).tolist() == [0.0, 0.0]
+    own = [[True] * 2, [True, False, False, True]]  # the environment's tokens do not count
+    spoken = rollouts_of([1, 1], [0] * 2, [2, 4]).with_columns(is_action=own)
+    assert method(spoken).tolist() == [0.0, 0.0]
     plain = efficient.Method(efficient.Settings(strength=0.0))
     rollouts = rollouts_of([1, 0, 0, 1], [0, 0, 0, 1], [1, 2, 3, 4])
     np.testing.assert_array_equal(

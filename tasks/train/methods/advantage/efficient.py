@@ -1,8 +1,9 @@
 """`efficient`: shorter correct answers have a larger weight (arXiv 2502.04463).
 
-A correct rollout's reward is multiplied by 1 - strength * sigmoid(z), where z is its length
-standardised over the group's correct rollouts; the advantage is then `rloo`'s. A group with only
-correct answers favours its short ones, so it has a gradient, unless all are equally long."""
+A correct rollout's reward is multiplied by 1 - strength * sigmoid(z), where z is its length in the
+policy's own tokens, standardised over the group's correct rollouts; the advantage is then `rloo`'s.
+A group with only correct answers favours its short ones, so it has a gradient, unless all are
+equally long."""
 
 import numpy as np
 
@@ -25,7 +26,8 @@ class Method(Advantage):
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         rewards_B = rollouts.rewards_B.copy()
-        lengths_B, is_correct_B = rollouts.completion_tokens_B(), rollouts.is_correct_B()
+        lengths_B = np.bincount(rollouts.owner_N(), rollouts.trained_N(), len(rewards_B))
+        is_correct_B = rollouts.is_correct_B()
         for group in np.unique(rollouts.group_B[is_correct_B]):
             rows = np.flatnonzero((rollouts.group_B == group) & is_correct_B)
             centred = lengths_B[rows] - lengths_B[rows].mean()
