@@ -315,16 +315,11 @@ class Rollouts:
         """Return the rollouts with new values in some columns: a list, an array or one value."""
         return replace(self, table=with_values(self.table, values))
 
-    def estimated(
-        self, keep_B: Bools, advantages_N: Floats, old_N: Floats | None = None
-    ) -> "Rollouts":
-        """Return the rollouts with their part in the update: whether they enter the loss, the
-        advantages of their tokens, and, if given, the old policy's log-probabilities."""
-        lengths_B = self.completion_tokens_B()
-        values = {"kept": keep_B, "advantages": nested(advantages_N, lengths_B)}
-        if old_N is not None:
-            values["old_logprobs"] = nested(old_N, lengths_B)
-        return self.with_columns(**values)
+    def estimated(self, keep_B: Bools, advantages_N: Floats) -> "Rollouts":
+        """Return the rollouts with their part in the update: whether they enter the loss, and the
+        advantages of their tokens."""
+        advantages = nested(advantages_N, self.completion_tokens_B())
+        return self.with_columns(kept=keep_B, advantages=advantages)
 
     @cached_property
     def kept_B(self) -> Bools:

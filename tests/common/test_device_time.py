@@ -10,7 +10,7 @@ from tasks.common.accounting.device_time import A100, H100, LARGE, SMALL, Device
     ("rows", "context", "milliseconds"), [(1, 256, 9.44), (8, 2048, 10.45), (32, 1024, 12.43)]
 )
 def test_time_of_a_step_on_an_a100(rows: int, context: int, milliseconds: float) -> None:
-    step = DeviceTime(LARGE, A100).step(rows, rows * context)
+    step = DeviceTime(LARGE, A100).steps(1, rows, rows * context)
     assert step * 1e3 == pytest.approx(milliseconds, abs=0.006)
 
 
@@ -20,7 +20,7 @@ def test_time_of_a_step_on_an_a100(rows: int, context: int, milliseconds: float)
 )
 def test_seconds_per_token_fall_with_concurrency(model, microseconds) -> None:
     time = DeviceTime(model, H100)
-    found = [time.step(rows, rows * 4096) / rows * 1e6 for rows in (1, 8, 16, 32, 64, 128, 256)]
+    found = [time.steps(1, rows, rows * 4096) / rows * 1e6 for rows in (1, 8, 16, 32, 64, 128, 256)]
     assert [round(value) for value in found] == microseconds
 
 
@@ -34,7 +34,7 @@ def test_wave_equals_a_simulation_by_token() -> None:
             while waiting and len(flight) < max_rows:
                 prompt, length = waiting.pop(0)
                 flight.append([int(prompt), int(length)])
-            seconds += time.step(len(flight), sum(held for held, _ in flight))
+            seconds += time.steps(1, len(flight), sum(held for held, _ in flight))
             flight = [[held + 1, left - 1] for held, left in flight if left > 1]
         assert time.wave(prompts, lengths, max_rows) == pytest.approx(seconds)
 

@@ -304,7 +304,8 @@ def kl_cov_step(share: float = 0.2) -> tuple[Rollouts, kl_cov.Method]:
     logs = np.array([-1.0, -4.0, -2.0, -1.0, -3.0, -1.0, 0.0, 0.0, 0.0, 0.0])
     keep_B = np.array([True, True, True, False, True])
     rollouts = rollouts_of([0.0] * 5, [0, 0, 0, 1, 1], [2] * 5)
-    rollouts = rollouts.estimated(keep_B, np.repeat(gains, 2), logs)
+    rollouts = rollouts.with_columns(old_logprobs=logs.reshape(5, 2).tolist())
+    rollouts = rollouts.estimated(keep_B, np.repeat(gains, 2))
     return rollouts, kl_cov.Method(kl_cov.Settings(share=share, penalty=0.5))
 
 
@@ -317,7 +318,7 @@ def test_kl_cov_marks_the_largest_covariances() -> None:
         shuffled = method.marks(rollouts.take(np.array([2, 0, 1, 4, 3])))
         assert shuffled.sum() == len(expected)
     rollouts, method = kl_cov_step()
-    nothing = rollouts.estimated(np.zeros(5, dtype=np.bool_), np.zeros(10), np.zeros(10))
+    nothing = rollouts.estimated(np.zeros(5, dtype=np.bool_), np.zeros(10))
     assert not method.marks(nothing).any()
 
 

@@ -52,14 +52,10 @@ def test_buckets_by_hand() -> None:
     single, double = torch.float32, torch.float64
     shapes = [(2, single), (3, double), (2, single), (1, single), (9, single), (1, double)]
     tensors = [torch.zeros(size, dtype=dtype) for size, dtype in shapes]
-    assert by_identity(tensors, 16) == [[0, 2], [1], [3], [4], [5]]
-    assert buckets([], 16) == []
-
-
-def by_identity(tensors: list[torch.Tensor], max_bytes: int) -> list[list[int]]:
-    """Return the places in `tensors` of each bucket's tensors."""
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
-    return [[places[id(t)] for t in bucket] for bucket in buckets(tensors, max_bytes)]
+    found = [[places[id(tensor)] for tensor in bucket] for bucket in buckets(tensors, 16)]
+    assert found == [[0, 2], [1], [3], [4], [5]]
+    assert buckets([], 16) == []
 
 
 def sum_gradients(rank: int, folder: Path, bucket_bytes: int) -> None:

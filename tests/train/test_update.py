@@ -85,9 +85,10 @@ def test_tokens_after_a_cut_are_not_computed_and_have_no_effect(
 
 
 def test_a_rollout_ends_with_its_last_advantage() -> None:
-    rollouts = rollouts_of([0.0] * 3, [0, 0, 1], [3, 2, 4])
+    old = [[0.0, 1.0, 2.0], [3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
+    rollouts = rollouts_of([0.0] * 3, [0, 0, 1], [3, 2, 4]).with_columns(old_logprobs=old)
     advantages_N = np.array([0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 3.0])
-    estimate = rollouts.estimated(np.ones(3, dtype=np.bool_), advantages_N, np.arange(9.0))
+    estimate = rollouts.estimated(np.ones(3, dtype=np.bool_), advantages_N)
     short = estimate.without_tails()
     assert short.completion_tokens_B().tolist() == [2, 1, 4]
     assert short.advantages_N.tolist() == [0.0, 2.0, 0.0, 0.0, 1.0, 0.0, 3.0]
@@ -96,11 +97,14 @@ def test_a_rollout_ends_with_its_last_advantage() -> None:
     assert short.logprobs_N.shape == short.versions_N().shape == short.trained_N().shape == (7,)
 
 
-def test_a_kl_term_computes_and_charges_all_kept_rollouts(guesser: Path, tmp_path: Path) -> None:
+def test_a_kl_term_or_bonus_computes_and_charges_all_kept_rollouts(
+    guesser: Path, tmp_path: Path
+) -> None:
     layout = make_world(tmp_path, guesser, [3] * 24)
     pods = {"select": {"method": "pods", "keep": 2}, "batch": {"size": 24}}
-    for coefficient in (0.0, 0.1):
-        trainer = make_trainer(layout, **pods, kl_coefficient=coefficient)
+    bonus = {"loss": {"method": "clip", "entropy": {"coefficient": 0.01}}}
+    for changes in ({}, {"kl_coefficient": 0.1}, bonus):
+        trainer = make_trainer(layout, **pods, **changes)
         batch = sampled(trainer)
         rng = trainer.rng()
         estimated = trainer.estimate(batch.fresh, rng)
@@ -108,7 +112,7 @@ def test_a_kl_term_computes_and_charges_all_kept_rollouts(guesser: Path, tmp_pat
         tokens_B = batch.fresh.tokens_B()
         kept_B, weighs_B = estimated.kept_B, estimated.has_advantage_B()
         assert 0 < tokens_B[weighs_B].sum() < tokens_B[kept_B].sum() < tokens_B.sum()
-        updated = tokens_B[kept_B if coefficient else weighs_B].sum()
+        updated = tokens_B[kept_B if changes else weighs_B].sum()
         ledger, architecture = trainer.state.ledger, trainer.run.policy.architecture
         charged = charged_flops(architecture, updated=float(updated))
         assert ledger.charged_mixed["update"] == charged

@@ -43,12 +43,12 @@ def ragged_rollouts() -> Rollouts:
     logprobs = [[-2.0 - 0.1 * k] * len(ids) for k, ids in enumerate(tokens)]
     samples = Samples(tokens, logprobs, ["stop"] * 12)
     rollouts = graded([[3, 7, 11], [4] * 6], np.repeat([0, 1], 6), samples, np.arange(12) % 2.0)
-    num_tokens = len(rollouts.owner_N())
+    old = [[-2.1] * length for length in rollouts.completion_tokens_B()]
     is_action = [[True, False, True], *([None] * 11)]
     rollouts = rollouts.with_columns(is_action=is_action, replayed=np.arange(12) == 11)
     advantages_N = np.where(rollouts.rewards_B > 0, 1.0, -1.0)[rollouts.owner_N()]
     keep_B = np.ones(12, dtype=np.bool_)
-    return rollouts.estimated(keep_B, advantages_N, np.full(num_tokens, -2.1))
+    return rollouts.with_columns(old_logprobs=old).estimated(keep_B, advantages_N)
 
 
 def batches_of(learner: Learner, rollouts: Rollouts, max_tokens: int) -> list[Any]:

@@ -73,10 +73,6 @@ class Seconds:
     score: float = 0.0
     update: float = 0.0
 
-    @property
-    def total(self) -> float:
-        return self.decode + self.prefill + self.score + self.update
-
     def __add__(self, other: "Seconds") -> "Seconds":
         return Seconds(
             self.decode + other.decode,
@@ -93,12 +89,8 @@ class DeviceTime:
     model: Model = LARGE
     device: Device = H100
 
-    def step(self, rows: float, context: float) -> float:
-        """Return the seconds of one decoding step: `rows` rollouts, `context` tokens in total."""
-        return self.steps(1, rows, context)
-
     def steps(self, num: int, rows: float, context: float) -> float:
-        """Return the seconds of `num` consecutive steps; each adds `rows` tokens to `context`."""
+        """Return the seconds of `num` decoding steps; each adds `rows` tokens to `context`."""
         model, device = self.model, self.device
         held = num * context + rows * num * (num - 1) / 2.0
         read = 2.0 * model.streamed * num + model.cache_bytes * held

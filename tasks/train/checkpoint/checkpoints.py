@@ -284,8 +284,7 @@ class Checkpoints:
             ) from error
         if not NAME.fullmatch(chosen.name):
             raise ArtifactError(
-                f"--resume {chosen}: checkpoints have names like step-000000012-000004. Restore "
-                "the name of this one, which contains its place in the order of writing"
+                f"--resume {chosen}: restore the checkpoint's name, such as step-000000012-000004"
             )
         different = [name for name in mine if mine[name] != theirs.get(name)]
         if different == ["code"]:

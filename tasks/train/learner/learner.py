@@ -104,9 +104,8 @@ class Learner:
         memory: LearnerSettings,
         sampling: Sampling,
         ranks: Ranks,
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> None:
-        device = device or model.device
         self.policy, self.model, self.ranks = policy, model, ranks
         self.settings, self.memory, self.sampling = settings, memory, sampling
         # sharded layers are gathered in the trainer's dtype

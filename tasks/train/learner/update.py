@@ -83,8 +83,6 @@ class UpdateStats:
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
     """Return the statistics of several ranks or updates: sums, and concatenated lists."""
-    if len(parts) == 1:
-        return parts[0]
     merged = UpdateStats()
     for field_ in fields(UpdateStats):
         values = [getattr(part, field_.name) for part in parts]

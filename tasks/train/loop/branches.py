@@ -5,8 +5,7 @@ halfway. The trunk keeps a constant rate. A branch ends at one of the shares of 
 `train.branches` lists. For the last `decay_share` of that share, training leaves the trunk and
 decays the rate; at the end it validates and returns (Haegele et al., arXiv 2405.18392). A branch's
 point includes the cost of the trunk up to the fork and of the decay. The branch's executed work is
-in the ledger's phase `branch`; its steps and rollouts are not kept. A branch is checkpointed like
-the trunk. Meanwhile the trunk's last checkpoint is kept, so a kill loses no more than usual."""
+in the ledger's phase `branch`; its steps and rollouts are not kept."""
 
 import logging
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     state, settings = trainer.state, trainer.run.settings
     done = trainer.buffer.progress + ROUNDING
     shares = settings.branches[state.branches_done :]
-    if state.branch is not None or not shares or trainer.is_done():
+    if state.branch is not None or not shares or state.num_steps == settings.max_steps:
         return
     first = trainer.buffer.first_share
     if done < first + (shares[0] - first) * (1.0 - settings.decay_share):

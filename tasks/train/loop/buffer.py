@@ -60,9 +60,8 @@ def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
 
 
 def cut(request: GroupRequest, most: int, settings: TrainSettings) -> GroupRequest:
-    """Return the request cut to its first `most` rollouts, near the end of a budget; if only kept
-    rollouts count, to the share of rollouts of which `most` are kept. Return it whole if the batch
-    counts prompts."""
+    """Return the request cut, near the end of a budget, to its first rollouts that count as `most`
+    in the batch's unit. Return it whole if the batch counts prompts."""
     if settings.batch.unit == "prompts":
         return request
     limit = settings.select["keep"] if settings.batch.counts == "kept" else request.counts

@@ -13,7 +13,6 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     and old log-probabilities), the reference's pass, and the updates. Call this before the update,
     since the learning rate may depend on the spent share of the budget."""
     architecture, learner = trainer.run.policy.architecture, trainer.learner
-
     is_charged = account == "charged"
     with_gradient_B = learner.has_gradient(rollouts, trainer.slots.loss)
     updated_B: Bools = rollouts.kept_B if is_charged else with_gradient_B

@@ -60,11 +60,6 @@ class Trainer:
         apart = {*left_out, "generate"} if self.run.settings.num_ahead else {*left_out}
         return sum(spent for part, spent in self.state.seconds.items() if part not in apart)
 
-    def is_done(self) -> bool:
-        """Return whether the limit of steps, if there is one, is reached."""
-        limit = self.run.settings.max_steps
-        return limit is not None and self.state.num_steps >= limit
-
     def rng(self) -> np.random.Generator:
         """Return the random number generator for this step's update."""
         return random_numbers(self.run.seed, self.state.num_steps, LEARNING_STREAM)
