@@ -32,7 +32,7 @@ BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     """Add adapters with zero output to `model`, and freeze everything else. Raise ArtifactError if
     a name in `settings.modules` has no module, or one that is not a linear layer with own weights:
-    an embedding, an output head tied to it, or the Conv1D of GPT-2."""
+    an embedding, an output head tied to it, experts and their router, or the Conv1D of GPT-2."""
     from peft import LoraConfig, get_peft_model
 
     modules, embedding = settings.modules, model.get_input_embeddings()
@@ -52,7 +52,7 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
             on_meta = model.device.type == "meta"
             get_peft_model(model, config, low_cpu_mem_usage=on_meta)  # type: ignore[arg-type]
             names = [f".{name}" for name in adapted_layers(model)]
-            if others := {name.rsplit(".")[-1] for name in names} - linear:
+            if others := {name.rsplit(".")[-1] for name in names} - linear - {"base_layer"}:
                 raise ValueError(f"{', '.join(sorted(others))} cannot have adapters")
             for module in modules if modules != [ALL] else []:
                 if not any(name.endswith(f".{module}") for name in names):
