@@ -213,8 +213,7 @@ def check_lengths(request: Request, max_length: int) -> None:
 
 
 def check_for_vllm(request: Request, max_length: int) -> None:
-    """Call `check_lengths`, and raise ArtifactError for a temperature that vLLM refuses, or
-    replaces by 0.01."""
+    """Call `check_lengths`. Raise ArtifactError for a temperature that vLLM refuses or changes."""
     temperature = request.sampling.temperature
     if temperature and not 0.01 <= temperature <= 2.0:
         raise ArtifactError(

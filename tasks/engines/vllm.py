@@ -1,10 +1,9 @@
 """vLLM in this process: sampling on a GPU, or on a CPU with vLLM's CPU build.
 
 Every completion is a separate request with its own seed. Prefix caching computes the prefill of a
-prompt once for all its completions, in whole blocks of the cache. Log-probabilities are under the
-sampling distribution (`processed_logprobs`). During an update on a GPU the engine sleeps
-(`engine.sleep`): weights move to main memory, and the cache's memory is freed. For engines in other
-processes and on other machines see `server`."""
+prompt once for all its completions, in whole blocks of the cache. During an update on a GPU the
+engine sleeps (`engine.sleep`): weights move to main memory, and the cache's memory is freed. For
+engines in other processes and on other machines see `server`."""
 
 import os
 from collections.abc import Mapping

@@ -2,8 +2,7 @@
 
 lm-evaluation-harness lets a task file run Python: `!function` imports a module beside it, an
 unknown metric is loaded from a folder or a hub, and a pickled table runs code when it is read. So
-the user has to declare the files trusted. Prompt templates are rendered in jinja2's sandbox (see
-`run`)."""
+the user has to declare the files trusted."""
 
 import glob
 import os
@@ -50,7 +49,8 @@ def named(value: Any, key: str, is_below: bool = False) -> Iterator[str]:
 def fingerprint(paths: Collection[Path]) -> str:
     """Return a digest of task files, of the Python in their folders and of the tables that they
     name, which determine the results. Raise ArtifactError for a missing table."""
-    code = {Path(name) for path in paths for name in below(path.parent, "*.py")}
+    modules = [f"{glob.escape(str(path.parent))}/**/*.py" for path in paths]
+    code = {Path(name) for each in modules for name in glob.glob(each, recursive=True)}
     tables = {Path(table) for path in paths for table in data_files(path)}
     return digest(sorted([str(p), digest_file(p)] for p in {*paths, *code, *tables}))
 
@@ -61,22 +61,14 @@ def data_files(path: Path) -> Iterator[str]:
     settings = yaml_tags.read(path)
     source, part = (next(named(settings, key), "") for key in ("dataset_path", "data_dir"))
     folder = os.path.join(source if os.path.isdir(source) else "", part)
-    patterns = [*named(settings, "data_files")]
-    if folder and not patterns:
-        yield from below(Path(folder), "*")
-    for pattern in patterns:
+    every = ["**"] if os.path.isdir(folder) else []
+    for pattern in [*named(settings, "data_files")] or every:
         if "://" in pattern:
             continue
-        found = glob.glob(os.path.join(folder, pattern), recursive=True)
+        found = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
         if not found:
             raise ArtifactError(
                 f"{path}: {pattern} does not exist; use an absolute path, or one relative to "
                 "the project's folder"
             )
         yield from (name for name in found if Path(name).is_file())
-
-
-def below(folder: Path, pattern: str) -> list[str]:
-    """Return the files below a folder that match a pattern, except hidden ones."""
-    found = glob.glob(f"{glob.escape(str(folder))}/**/{pattern}", recursive=True)
-    return [name for name in found if Path(name).is_file()]

@@ -39,23 +39,14 @@ class Subject:
     def name(self) -> str:
         return INITIAL if self.recipe is None else f"{self.recipe}/{self.seed}"
 
+    @property
+    def trained(self) -> tuple[str, int] | None:
+        """The recipe and the seed that trained the policy; None for the initial policy."""
+        return None if self.recipe is None or self.seed is None else (self.recipe, self.seed)
+
     def card(self, layout: Layout) -> Path:
         """Return the path of the file with the policy's digest."""
-        if self.recipe is None or self.seed is None:
-            return layout.policy_card
-        return layout.trained_card(self.recipe, self.seed)
-
-    def evidence(self, layout: Layout) -> Path:
-        """Return the path of the file by which the tracker finds the run of the training."""
-        if self.recipe is None or self.seed is None:
-            return layout.policy_card
-        return layout.train(self.recipe, self.seed) / "curve.parquet"
-
-    def metrics(self, layout: Layout) -> Path:
-        """Return the file of the pipeline's own results on the test prompts."""
-        if self.recipe is None or self.seed is None:
-            return layout.baseline / "metrics.json"
-        return layout.evaluation(self.recipe, self.seed) / "metrics.json"
+        return layout.trained_card(*self.trained) if self.trained else layout.policy_card
 
 
 def folder(layout: Layout, cell: Subject) -> Path:
@@ -92,11 +83,13 @@ def publish(
     for cell in dict.fromkeys(cell for cell, _, _ in new):
         with tracking.track(settings, layout, "eval", None, None) as tracker:
             tracker.tags({"benchmarked": cell.name})
+            train = layout.train(*cell.trained) if cell.trained else None
+            evidence = train / "curve.parquet" if train else layout.policy_card
             for _, path, record in (one for one in new if one[0] == cell):
                 metrics = {
                     f"eval/{task}/{name}": metric["value"] for task, name, metric in shown(record)
                 }
-                tracker.benchmark(cell.recipe, cell.seed, cell.evidence(layout), metrics)
+                tracker.benchmark(cell.recipe, cell.seed, evidence, metrics)
                 write_checked(path, {**read_checked(path), "is_told": True})
 
 
@@ -139,6 +132,7 @@ def table(layout: Layout) -> str:
 
 def pass_at_1(layout: Layout, cell: Subject) -> str:
     """Return pass@1 of the pipeline's own evaluation, or an empty string if there is none."""
+    folder = layout.evaluation(*cell.trained) if cell.trained else layout.baseline
     with suppress(ArtifactError, KeyError):
-        return f"{read_checked(cell.metrics(layout))['pass_at_1']:.1%}"
+        return f"{read_checked(folder / 'metrics.json')['pass_at_1']:.1%}"
     return ""

@@ -13,7 +13,6 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -78,15 +77,15 @@ class Index:
                 guess = meant(name, known)
                 hint = f"; did you mean {guess}?" if guess else ""
                 raise ArtifactError(f"there is no task {name!r} in the harness{hint}")
-            for task in self.members(name):
+            members = self.members(name)
+            for task in members:
                 if (known[task].cfg or {}).get("unsafe_code"):
                     of = "" if task == name else f" (of {name})"
                     raise ArtifactError(
                         f"{task}{of} runs programs that the policy writes, outside of any "
                         "sandbox: it is refused. The verifier `code` uses a sandbox"
                     )
-            entry = known[name]
-            found += sorted(entry.tags) if entry.kind.name == "TAG" else [name]
+            found += members[1:] if known[name].kind.name == "TAG" else [name]
         return list(dict.fromkeys(found))
 
     def members(self, name: str) -> list[str]:
@@ -106,20 +105,14 @@ class Index:
         return self.fingerprint if is_own else None
 
 
-def require_harness() -> ModuleType:
-    """Return the package `lm_eval`. Raise ArtifactError if it is not installed."""
+def open_index(asked: list[str], include: str | None, trust_tasks: bool) -> Index:
+    """Return the tasks of the harness and of the folder `include`. The harness's own tasks, some
+    ten thousand files, are read only if one is requested. Raise ArtifactError if the harness is not
+    installed, or the folder is not trusted."""
     if find_spec("lm_eval") is None:
         raise ArtifactError(f"lm_eval is not installed; install it with: {INSTALL}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    return import_module("lm_eval")
-
-
-def open_index(asked: list[str], include: str | None, trust_tasks: bool) -> Index:
-    """Return the tasks of the harness and of the folder `include`. The harness's own tasks, some
-    ten thousand files, are read only if one is requested. Raise ArtifactError for a folder that is
-    not trusted."""
-    harness = require_harness()
-    tasks = import_module("lm_eval.tasks")
+    harness, tasks = import_module("lm_eval"), import_module("lm_eval.tasks")
     fingerprint, needs_all = None, True
     folder = None if include is None else Path(include).resolve()
     if folder is not None:
@@ -150,12 +143,12 @@ def sandbox_templates(utils: Any) -> None:
 
 def open_cell(layout: Layout, cell: Subject) -> Policy:
     """Return the policy of a cell. Raise ArtifactError if it has not been trained."""
-    if cell.recipe is None or cell.seed is None:
+    if cell.trained is None:
         return read_policy(layout)
-    folder = layout.train(cell.recipe, cell.seed) / "policy"
+    folder = layout.train(*cell.trained) / "policy"
     if not folder.is_dir():
         raise ArtifactError(f"{cell.name} has no {folder}: run the pipeline first")
-    return read_trained(layout, cell.recipe, cell.seed)
+    return read_trained(layout, *cell.trained)
 
 
 class Harness:

@@ -102,8 +102,7 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
     except (AttributeError, RuntimeError) as error:
         reason = str(error).partition(". ")[0]
         raise ArtifactError(
-            f"{type(model).__name__} is not supported ({reason}): use a policy of another "
-            "architecture"
+            f"{type(model).__name__} is not supported ({reason}): use another architecture"
         ) from error
     head = model.get_output_embeddings()
     linear = sum(

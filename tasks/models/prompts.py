@@ -162,7 +162,17 @@ def encode_prompts(
     token without an embedding, or of the shortest prompt that leaves no room for `room` tokens."""
     rows = prompts.select("prompt", "messages", "template").rows()
     turns = [messages_of(row, tokenizer) for row in rows]
-    rendered = iter(encode_messages(prompts, turns, tokenizer))
+    chats = [row for row, one in enumerate(turns) if one is not None]
+    try:
+        conversations = [(turns[row] or [], True) for row in chats]
+        rendered = iter(encode_chats(conversations, tokenizer) if chats else [])
+    except TemplateFailed as error:
+        row = chats[error.number]
+        is_plain = prompts["messages"][row] is None
+        advice = "; raw: true of its entry in `ingest.sources` omits the template"
+        raise ArtifactError(
+            f"prompt {prompts['prompt_id'][row]}: {error}{advice if is_plain else ''}"
+        ) from error
     encoded = [
         encode_plain(text, tokenizer, template) if one is None else next(rendered)
         for one, (text, _, template) in zip(turns, rows, strict=True)
@@ -189,28 +199,6 @@ def encode_prompts(
             f"ingest.max_prompt_characters below its {len(prompts['prompt'][row])}, or lower "
             "sampling.max_tokens"
         )
-    return encoded
-
-
-def encode_messages(
-    prompts: pl.DataFrame,
-    turns: Sequence[list[dict[str, str]] | None],
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[list[int]]:
-    """Return the token ids of the prompts that are chat messages, for `encode_prompts`. `turns` are
-    the messages of each prompt, None for plain text."""
-    chats = [row for row, one in enumerate(turns) if one is not None]
-    if not chats:
-        return []
-    try:
-        encoded = encode_chats([(turns[row] or [], True) for row in chats], tokenizer)
-    except TemplateFailed as error:
-        row = chats[error.number]
-        is_plain = prompts["messages"][row] is None
-        advice = "; raw: true of its entry in `ingest.sources` omits the template"
-        raise ArtifactError(
-            f"prompt {prompts['prompt_id'][row]}: {error}{advice if is_plain else ''}"
-        ) from error
     return encoded
 
 

@@ -27,9 +27,8 @@ class Behaviour:
     key: str | None = None  # the required bearer token
     # the status that rejects the n-th completion, if any
     fault: Callable[[int], int | None] = lambda number: None
-    token_ids: bool = True  # whether answers contain them
+    first_token: int | None = 0  # added to all tokens; without it answers contain no tokens
     raw_logprobs: bool = False  # log-probabilities without the temperature
-    first_token: int = 0  # added to the numbers of tokens, as in a larger vocabulary
     delay: float = 0.0  # seconds before a completion is answered
     hangs: bool = False  # connections stay open without an answer
     takes: bool = True  # whether new weights are accepted
@@ -205,9 +204,9 @@ class Server:
             samples = self.engine.generate(Request([body["prompt"]], [1], [body["seed"]], sampling))
             self.engine.stop_ids = stop_ids
         scale = sampling.temperature if self.does.raw_logprobs else 1.0
-        token_ids = [self.does.first_token + token for token in samples.token_ids[0]]
+        first = self.does.first_token
         choice = {
-            "token_ids": token_ids if self.does.token_ids else None,
+            "token_ids": None if first is None else [first + n for n in samples.token_ids[0]],
             "prompt_token_ids": body["prompt"],
             "logprobs": {"token_logprobs": [scale * value for value in samples.logprobs[0]]},
             "finish_reason": samples.finish_reasons[0],

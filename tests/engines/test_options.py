@@ -9,7 +9,7 @@ import pytest
 from tasks.common.params import ParamsError, parse
 from tasks.engines import options
 from tasks.engines.loading import LEAST_LENGTH, engine_name, load_engine
-from tasks.engines.settings import Cluster, EngineSettings
+from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy
 from tests.policies import ENGINE
 
@@ -36,12 +36,9 @@ def settings(**changes: Any) -> EngineSettings:
         ({"name": "hf", "vllm": {"block_size": 16}}, "engine.vllm applies to the engine vllm"),
         ({"urls": ["http://a/v1"], "vllm": {"block_size": 16}}, "with empty engine.urls"),
         ({"name": "vllm", "vllm": {"tensor_parallel_size": 2}}, "need servers: set engine.name"),
-        ({"num_replicas": 0}, "num_replicas is 0"),
-        ({"max_rows": 0}, r"engine\.max_rows is 0; it must be at least 1"),
         ({"name": "hf", "num_replicas": 2}, "engine.urls and engine.num_replicas .* is hf"),
         ({"cluster": "here"}, "engine.cluster is 'here'; allowed: local"),
         ({"cluster": {"ray": "head:6379"}}, "engine.cluster"),
-        ({"cluster": {**CLUSTER, "trainers": 0}}, r"engine\.cluster\.trainers is 0"),
         ({"cluster": {**CLUSTER, "engines": 0}}, "engine.cluster.engines is 0: raise it"),
         ({"cluster": CLUSTER, "name": "hf"}, "cluster.engines is 1, which are vLLM servers"),
         ({"cluster": CLUSTER, "num_processes": 2}, "leave engine.num_processes and engine.num_rep"),
@@ -53,12 +50,6 @@ def settings(**changes: Any) -> EngineSettings:
 def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         settings(**changes)
-
-
-def test_cluster_is_local_or_has_all_its_keys() -> None:
-    assert settings().cluster == "local"
-    chosen = settings(cluster=CLUSTER, vllm=PARTS)
-    assert (chosen.cluster, chosen.num_parts) == (Cluster(**CLUSTER), 4)
 
 
 def test_auto_chooses_servers_if_they_are_set() -> None:

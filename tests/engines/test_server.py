@@ -76,8 +76,6 @@ def test_samples_are_those_of_the_engine_behind_the_servers(
     assert all(1 < server.does.most_in_flight <= 8 for server in servers)
     # all samples of a prompt go to one server
     first, second = (set(server.does.prompts) for server in servers)
-    assert first
-    assert second
     assert not first & second
 
 
@@ -99,32 +97,6 @@ def test_metrics_sum_over_all_servers_since_the_start(serve: Serve, policy: Poli
     assert found["engine/num_preemptions"] == 0.0
     assert found["engine/generation_tokens_per_second"] == total / engine.meter.seconds
     assert found["engine/kv_cache_usage_perc"] in {n / 8 for n in range(1, 5)}
-
-
-def test_others_take_the_rows_of_a_server_that_dies(
-    serve: Serve, policy: Policy, local: Samples, caplog: pytest.LogCaptureFixture
-) -> None:
-    dying, other = serve(delay=0.01), serve(delay=0.01)
-    engine = connect(policy, dying, other)
-
-    def stop_in_the_middle(row: int, *_: object) -> None:
-        finished.append(row)
-        if len(finished) == 8:
-            dying.stop()
-
-    finished: list[int] = []
-    assert engine.generate(REQUEST, stop_in_the_middle).token_ids == local.token_ids
-    assert sorted(finished) == list(range(24))
-    assert 0 < dying.does.served < 24
-    assert f"{dying.url} is not reachable" in caplog.text
-
-
-def test_server_that_recovers_gets_rows_again(serve: Serve, policy: Policy, local: Samples) -> None:
-    away = serve(fault=lambda number: 503 if 2 <= number < 6 else None, delay=0.01)
-    other = serve(delay=0.2)
-    engine = connect(policy, away, other)
-    assert engine.generate(REQUEST).token_ids == local.token_ids
-    assert away.does.served > 4
 
 
 def test_server_that_was_down_at_first_joins_later(
@@ -209,7 +181,7 @@ def test_key_is_sent_and_never_shown(
         ({"raw_logprobs": True}, "serves .* not the policy {}"),
         ({"first_token": 1000}, "serves .* not the policy {}"),
         ({"names": ["one", "two"]}, "serves one, two: start it with --served-model-name {}"),
-        ({"token_ids": False}, "returns no token ids"),
+        ({"first_token": None}, "returns no token ids"),
     ],
 )
 def test_server_of_something_else_is_refused(
@@ -220,13 +192,12 @@ def test_server_of_something_else_is_refused(
         connect(policy, server)
 
 
-@pytest.mark.parametrize("temperature", [0.004, 2.5])
-def test_a_temperature_that_vllm_would_not_use_is_refused(
-    serve: Serve, policy: Policy, temperature: float
-) -> None:
-    sampling = dataclasses.replace(SAMPLING, temperature=temperature)
-    with pytest.raises(ArtifactError, match=f"temperature is {temperature}, but vLLM supports 0"):
-        connect(policy, serve()).generate(dataclasses.replace(ONE, sampling=sampling))
+def test_a_temperature_that_vllm_would_not_use_is_refused(serve: Serve, policy: Policy) -> None:
+    engine = connect(policy, serve())
+    for value in (0.004, 2.5):
+        sampling = dataclasses.replace(SAMPLING, temperature=value)
+        with pytest.raises(ArtifactError, match=f"temperature is {value}, but vLLM supports 0"):
+            engine.generate(dataclasses.replace(ONE, sampling=sampling))
 
 
 def test_server_of_several_models_may_name_the_policy(serve: Serve, policy: Policy) -> None:

@@ -56,23 +56,20 @@ def test_a_folder_without_task_files_is_refused(tmp_path: Path) -> None:
         files.task_files(tmp_path / "nothing")
 
 
-DATA = [
-    "dataset_path: json\ndataset_kwargs: {{data_files: {{test: {0}/tables/sums.jsonl}}}}\n",
-    "dataset_path: json\ndataset_kwargs: {{data_dir: {0}/tables}}\n",
-    "dataset_path: json\ndataset_kwargs: {{data_dir: {0}/tables, data_files: sums.jsonl}}\n",
-    "dataset_path: {0}\ndataset_kwargs: {{data_dir: tables}}\n",
-]
-
-
-@pytest.mark.parametrize("data", DATA, ids=["file", "folder", "file in folder", "local"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        "dataset_path: json\ndataset_kwargs: {{data_dir: {0}/tables, data_files: sums.jsonl}}\n",
+        "dataset_path: {0}\ndataset_kwargs: {{data_dir: tables}}\n",
+    ],
+)
 def test_the_digest_covers_task_files_code_and_tables(folder: Path, data: str) -> None:
     def digest() -> str:
         return files.fingerprint(files.task_files(folder / "tasks"))
 
     plant(folder, {"tasks/sums.yaml": data.format(folder), "tasks/lib/metrics.py": ""})
     digests = [digest()]
-    changed = ("tables/sums.jsonl", "tasks/utils.py", "tasks/lib/metrics.py", "tasks/sums.yaml")
-    for name in changed:
+    for name in ("tables/sums.jsonl", "tasks/utils.py", "tasks/lib/metrics.py", "tasks/sums.yaml"):
         with (folder / name).open("a") as file:
             file.write("# more\n")
         digests.append(digest())

@@ -7,14 +7,12 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from tasks.common.checksums import read_checked, write_checked
@@ -29,9 +27,8 @@ from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = every_value()
-HAS_HARNESS = importlib.util.find_spec("lm_eval") is not None
 with_harness = pytest.mark.skipif(
-    not HAS_HARNESS, reason=f"lm-evaluation-harness is not installed ({run.INSTALL})"
+    importlib.util.find_spec("lm_eval") is None, reason=f"lm_eval is not installed ({run.INSTALL})"
 )
 TRAINED = Subject("grpo", 0)
 ANSWERS = {"exact_match,last": 0.75, "exact_match_stderr,last": 0.25, "acc,none": np.float32(0.5)}
@@ -128,7 +125,7 @@ def test_the_table_has_pass_at_1_and_the_benchmarks(layout: Layout) -> None:
         "grpo/0    65.1%  sums       acc               0.5000            1,319",
         "grpo/0    65.1%  sums       exact_match/last  0.7500  0.2500    1,319",
     ]
-    TRAINED.evidence(layout).write_bytes(b"second")  # the same policy with another curve
+    (layout.train("grpo", 0) / "curve.parquet").write_bytes(b"second")  # of the same policy
     assert records.table(layout).count("grpo/0") == 2
     write_checked(TRAINED.card(layout), {"digest": "3f2a"})  # another policy
     assert "grpo/0" not in records.table(layout)
@@ -148,34 +145,10 @@ def test_a_policy_that_was_not_trained_is_named(layout: Layout) -> None:
         run.open_cell(layout, Subject("sgpo", 1))
 
 
-def entry(kind: str, tags: Collection[str] = (), path: str = "", **cfg: Any) -> SimpleNamespace:
-    """Return the entry of a task, group or tag in the harness's index."""
-    named = SimpleNamespace(name=kind)
-    return SimpleNamespace(kind=named, yaml_path=path, cfg=cfg, tags={*tags})
-
-
-INDEX = {
-    **{"one": entry("TASK"), "program": entry("TASK", unsafe_code=True)},
-    "two": entry("TASK", path="/mine/two.yaml"),
-    "tag": entry("TAG", ["one", "program"]),
-    "group": entry("GROUP", task=["one", {"group": "inner", "task": [{"task": "program"}]}]),
-    "outer": entry("GROUP", task=["group", "two"]),
-}
-MANAGER = SimpleNamespace(task_index=INDEX)
-
-
-@pytest.mark.parametrize("name", ["program", "tag", "group", "outer"])
-def test_a_group_or_tag_with_a_task_that_runs_programs_is_refused(name: str) -> None:
-    of = "" if name == "program" else rf" \(of {name}\)"
-    with pytest.raises(ArtifactError, match=f"program{of} runs programs that the policy writes"):
-        run.Index(MANAGER, None, None).names(["one", name])
-
-
-def test_the_users_task_files_determine_a_group_with_one_of_them() -> None:
-    """A file of the user may replace a task of the harness's group."""
-    index = run.Index(MANAGER, Path("/mine"), "3f2a")
-    found = [index.source(name) for name in ("one", "two", "group", "outer")]
-    assert found == [None, "3f2a", None, "3f2a"]
+TASK_OF_AN_INDEX = SimpleNamespace(
+    kind=SimpleNamespace(name="TASK"), yaml_path=None, cfg=None, tags=frozenset()
+)
+MANAGER = SimpleNamespace(task_index=dict.fromkeys(("one", "two"), TASK_OF_AN_INDEX))
 
 
 def test_the_options_of_vllm_reach_the_harness(
@@ -200,14 +173,18 @@ def test_the_options_of_vllm_reach_the_harness(
 
 
 @pytest.fixture
-def evaluated(monkeypatch) -> list[str]:
-    """Replace the parts of the harness that are not installed; record each requested task."""
+def evaluated(tmp_path: Path, monkeypatch) -> list[str]:
+    """Replace the parts of the harness that are not installed; record each requested task. The GPU
+    must be locked meanwhile."""
     evaluated: list[str] = []
 
     def evaluate(self: run.Harness, task: str) -> dict[str, Any]:
+        assert (tmp_path / "gpu-a").read_text() == f"{os.getpid()}\n"
         evaluated.append(f"{self.cell.name} {task}")
         return {"results": {task: RESULTS}, "n-samples": {task: {"effective": 4}}}
 
+    monkeypatch.setenv("WINNOW_LOCKS", str(tmp_path))
+    monkeypatch.setattr(run, "first_gpus", lambda _, num: ["a"][:num])
     monkeypatch.setattr(run.Harness, "evaluate", evaluate)
     monkeypatch.setattr(run, "open_index", lambda *_: run.Index(MANAGER, None, None))
     monkeypatch.setattr(run, "versions", lambda _: {"lm_eval": "0"})
@@ -227,20 +204,6 @@ def test_tasks_before_an_interrupt_are_not_measured_again(
     assert evaluated[3:] == ["grpo/0 two"]
     list(run.measure(layout, VALUES, cells, wanted))
     assert len(evaluated) == 4
-
-
-def test_a_gpu_is_locked_as_by_a_stage(
-    layout: Layout, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WINNOW_LOCKS", str(layout.root))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="a"))
-    values = {"engine": {**VALUES["engine"], "device": "cuda"}}
-    begun = run.measure(layout, values, [TRAINED], options("one", "two"))
-    next(begun)
-    assert (layout.root / "gpu-a").read_text() == f"{os.getpid()}\n"
-    begun.close()
-    assert (layout.root / "gpu-a").read_text() == ""
 
 
 def test_another_policy_or_other_options_are_measured_again(
@@ -318,14 +281,19 @@ def test_the_embedded_policy_on_a_custom_task(
 
 @with_harness
 @pytest.mark.slow
-def test_names_are_checked_before_anything_is_loaded() -> None:
-    index = run.open_index([], None, trust_tasks=True)
+def test_names_are_checked_before_anything_is_loaded(tasks: Path, tmp_path: Path) -> None:
+    """A user's file may replace a task of a group of the harness, and then determines it, too."""
+    own = TASK.format(name="arabic_exams", folder=tasks, text="{{question}}")
+    folder = str(plant(tmp_path, {"exams.yaml": own}))
+    index = run.open_index(["gsm8k"], folder, trust_tasks=True)
     for name, message in (
         ("gsm8", "there is no task 'gsm8' in the harness; did you mean gsm8k?"),
         ("humaneval", "humaneval runs programs that the policy writes"),
+        ("humaneval_infilling", r"infilling \(of humaneval_infilling\) runs programs"),
     ):
         with pytest.raises(ArtifactError, match=message):
             index.names(["gsm8k", name])
     assert index.names(["gsm8k", "mmlu", "gsm8k"]) == ["gsm8k", "mmlu"]
     assert "gsm8k" in index.names(["math_word_problems"])  # a tag names the tasks with it
-    assert index.source("gsm8k") is None
+    found = [index.source(name) for name in ("gsm8k", "arabic_leaderboard_arabic_exams")]
+    assert found == [None, index.fingerprint]

@@ -95,8 +95,7 @@ def test_an_unfinished_or_damaged_cell_is_not_pushed(layout: Layout, tmp_path: P
 
 
 def test_existing_files_are_replaced_only_on_request(layout: Layout, tmp_path: Path) -> None:
-    """A former policy goes as a whole: its template would be used with the new one, its adapter
-    added to it."""
+    """A former policy goes as a whole: its template or adapter would be used with the new one."""
     place = tmp_path / "out"
     mine = ("mine.txt", "mine.json", "notes/mine.json")
     former = ("chat_template.jinja", "merges.txt", "generation_config.json", "adapter_config.json")

@@ -101,7 +101,6 @@ class KVCache:
         """Store the key and value of each row's new token. Return the attention [n, H, D] of each
         new token to itself and the tokens before it; see `packing.Attend`."""
         num_rows, heads = query.shape[:2]
-        # store the new token's key and value, then attend to all tokens up to and including it
         self.keys[layer][self.slots, :, self.positions] = key
         self.values[layer][self.slots, :, self.positions] = value
         keys = self.keys[layer][:num_rows, :, : self.span]

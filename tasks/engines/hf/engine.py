@@ -60,14 +60,12 @@ class HfEngine(StoppableEngine):
         self.shares_weights = False
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy `weights` into the model, except tensors that already share the model's memory."""
+        """Copy `weights` into the model, unless it is the trainer's own."""
         if self.shares_weights:
             return
         with torch.no_grad():
             for name, tensor in self.model.state_dict().items():
-                new = weights[name]
-                if tensor.data_ptr() != new.data_ptr():
-                    tensor.copy_(new)
+                tensor.copy_(weights[name])
 
     def cache_bytes(self, positions: int) -> int:
         """Return the size in bytes of the KV cache of one row of `positions` tokens."""
@@ -79,7 +77,9 @@ class HfEngine(StoppableEngine):
         )
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
-        order_B = longest_first(request.prompts, request.owner_B())
+        # prompts that need the most memory start first, so that a lack of memory shows early
+        lengths_B = np.array([len(prompt) for prompt in request.prompts])[request.owner_B()]
+        order_B = np.argsort(-lengths_B, kind="stable")
         return self.decode(request, order_B, self.max_rows, REFILL_RATE, is_enough)
 
     def generate_in_order(self, request: Request, order_B: Ints, max_rows: int) -> Samples:
@@ -119,13 +119,11 @@ class HfEngine(StoppableEngine):
             else:
                 slots.step()
             # return the ended rows, including rows that start with a stop token
-            finished = slots.collect()
-            for row, row_tokens, row_logprobs, stopped in finished:
+            for row, row_tokens, row_logprobs, stopped in slots.collect():
                 token_ids[row] = row_tokens
                 logprobs[row] = row_logprobs
                 reasons[row] = "stop" if stopped else "length"
                 has_enough |= is_enough(row, row_tokens, reasons[row])
-        # completions that were stopped
         for slot in range(len(slots.rows)):
             row, token_ids[row], logprobs[row], _ = slots.written(slot)
         for row in [*slots.rows, *pending]:
@@ -167,7 +165,6 @@ class PromptCache:
             for prompt in batch:
                 if self.waiting[prompt]:
                     self.kept[prompt] = prefill.select(np.array([index[prompt]]))
-        # drop prompts whose rows have all started
         for prompt in [prompt for prompt in self.kept if not self.waiting[prompt]]:
             del self.kept[prompt]
 
@@ -183,13 +180,6 @@ class PromptCache:
                 batches.append([prompt])
                 tokens = len(self.prompts[prompt])
         return batches
-
-
-def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
-    """Return the row indices by prompt length, longest first. So the rows that need the most memory
-    start first, and a lack of memory shows early."""
-    lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)[owners]
-    return np.asarray(np.lexsort((np.arange(len(owners)), owners, -lengths)), dtype=np.int64)
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:

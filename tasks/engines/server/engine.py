@@ -1,13 +1,10 @@
 """Sampling through OpenAI-compatible servers: the user's own (`engine.urls`), or vLLM servers
 started here (`engine.num_replicas`).
 
-Every completion is a separate request, because a request for n completions has only one seed. The
-completions of a prompt go to one server: with its prefix cache, it computes the prefill once. If a
-server fails, its requests go to other servers. A server under a URL must serve exactly the policy:
-the log-probabilities of a probe are compared with transformers' (`identity.py`). Weights are
-replaced only in servers started here, which have no other users. If one of these exits, it is
-restarted. Before its first request it gets the current weights, and the version of its weights and
-a probe are checked."""
+Every completion is a separate request, because a request for n completions has only one seed.
+`dispatch.py` chooses its server. A server under a URL must serve the policy (`identity.py`).
+Weights are replaced only in servers started here, which have no other users. If one of these exits,
+it is restarted, and gets the current weights before its first request."""
 
 import asyncio
 import logging

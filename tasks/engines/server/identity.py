@@ -7,7 +7,6 @@ cannot detect differences below a dtype's rounding, or those that affect only ot
 
 import asyncio
 import logging
-import math
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,12 @@ class Identity:
         does not respond, or was started here and lacks the weights of `version` (empty: any)."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
-        name = choose_model(list(models), self.policy.digest, url)
+        name = self.policy.digest if self.policy.digest in models else next(iter(models))
+        if len(models) > 1 and name != self.policy.digest:
+            raise ArtifactError(
+                f"{url} serves {', '.join(models)}: start it with --served-model-name "
+                f"{self.policy.digest} for the policy"
+            )
         prompt = [(7 * i + 3) % 50 for i in range(PROBE_TOKENS)]
         completion = await connection.complete(CompletionRequest(name, prompt, PROBE, 0, []))
         if not self.trusted:
@@ -73,7 +77,7 @@ class Identity:
                 "%s is not checked: the policy is too large to load and compare here", url
             )
             return
-        gap, ids = math.inf, completion.token_ids
+        gap, ids = np.inf, completion.token_ids
         if ids and all(0 <= token < self.policy.vocab_size for token in ids):
             expected = await asyncio.to_thread(self.logprobs, prompt, ids)
             gap = float(np.abs(np.subtract(completion.logprobs, expected)).mean())
@@ -121,16 +125,3 @@ class Identity:
             chosen = logprobs[torch.arange(len(completion)), torch.tensor(completion)]
             self.known[tuple(completion)] = chosen.tolist()
         return self.known[tuple(completion)]
-
-
-def choose_model(names: list[str], digest: str, url: str) -> str:
-    """Return the policy's name among the `names` that a server serves: its digest if listed, else
-    the only name. Raise ArtifactError if there are several names and none is the digest."""
-    if digest in names:
-        return digest
-    if len(names) > 1:
-        raise ArtifactError(
-            f"{url} serves {', '.join(names)}: start it with --served-model-name {digest} for the "
-            "policy"
-        )
-    return names[0]
