@@ -159,7 +159,8 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
 def test_gold_of_reasoning_gym_is_the_problem_without_its_place() -> None:
     one_digit = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     task = {**CHAIN_SUM, "config": one_digit, "verifier": "reasoning_gym"}
-    settings = {"seed": 5, "num_prompts": 99, "tasks": [task]}
+    board = {**task, "name": "arc_agi", "weight": 0.02, "config": {}, "level": None}
+    settings = {"seed": 5, "num_prompts": 99, "tasks": [task, board]}
     kept, _ = found({"preset": "reasoning_gym", "settings": settings})
     answers = [json.loads(row.answer)["entry"]["answer"] for row in kept]
     verdicts = [verify(own, row.answer) for own, row in zip(answers, kept, strict=True)]

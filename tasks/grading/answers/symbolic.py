@@ -33,7 +33,6 @@ NORMALIZATION = NormalizationConfig(
 DECIMALS = 12  # precision of decimals inside sets, tuples and intervals
 DIGITS = 60  # of numeric evaluation
 SAME = sympy.Float("1e-50")  # maximum relative difference of equal numbers, if one is irrational
-# these are evaluated numerically, to fewer digits
 LAZY = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 LAZY_DIGITS = 20
 LAZY_SAME = sympy.Float("1e-12")

@@ -71,6 +71,9 @@ def verify(completion: str, answer: str) -> Verdict:
         return Verdict("unparsed", "")
     if evaluates(problem["task"]) and not is_harmless(given):
         return Verdict("unparsed", given)
+    if problem["task"] in ("arc_agi", "rearc"):  # their scorers compare tuples, which JSON lacks
+        metadata = problem["entry"]["metadata"]
+        metadata["output"] = tuple(map(tuple, metadata["output"]))
     score = float(scorer(problem["task"])(given, problem["entry"]))
     return Verdict("correct" if score >= 1.0 else "wrong", given, min(max(score, 0.0), 1.0))
 
