@@ -22,7 +22,7 @@ def read_lines(path: Path) -> list[Line]:
     found: list[Line] = []
     if not path.exists():
         return found
-    lines = path.read_text().split("\n")
+    lines = path.read_bytes().split(b"\n")
     for number, text in enumerate(lines, 1):
         if not text:
             continue

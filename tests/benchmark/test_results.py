@@ -84,6 +84,6 @@ def test_a_mark_keeps_a_partial_last_line_and_the_next_line_drops_it(tmp_path: P
     assert supersede(path, ["b"], "Why.") == 1
     append_result(path, {"key": "c"})
     assert [line["key"] for line in read_lines(path)] == ["a", "b", "c"]
-    path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
+    path.write_bytes(b'{"key": "a"}\nnons\xffnse\n{"key": "b"}\n')
     with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is not a result"):
         read_results(path)
