@@ -13,6 +13,7 @@ from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost, pass_cost, rows_in
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.checksums import write_checked
+from tasks.common.files import digest_file, write_text
 from tasks.common.layout import Layout
 from tasks.doctor import nvidia
 from tasks.doctor.check import examine
@@ -54,7 +55,8 @@ def write_profile(layout: Layout, seconds: float = 2.0) -> None:
     PROFILE.write(layout.profile / "profile.parquet", table.select(list(PROFILE.columns)))
     charged, tokens = {"profile": 2 * P * 200}, {"profile": 200.0}
     write_checked(layout.profile / "flops.json", {"charged": charged, "tokens": tokens})
-    write_checked(layout.measured("profile"), {"seconds": {"profile": seconds}})
+    of = digest_file(layout.profile / "profile.parquet")
+    write_checked(layout.measured("profile"), {"of": of, "seconds": {"profile": seconds}})
 
 
 def cost(values: dict[str, Any], layout: Layout, *stage: Any) -> Cost:
@@ -246,14 +248,16 @@ def test_existing_prompts_are_counted(values, layout) -> None:
 
 
 def test_rates_come_from_runs_of_the_same_size(layout) -> None:
-    """A run of ten times the size is excluded."""
+    """A run of ten times the size is excluded, and the seconds of a run that is not here now."""
     write_profile(layout)
-    for seed, seconds, size in ((0, 1.0, P), (1, 4.0, P), (2, 1.0, 10 * P)):
+    for seed, seconds, size in ((0, 1.0, P), (1, 4.0, P), (2, 1.0, 10 * P), (3, 9.0, P)):
         folder = layout.train("grpo", seed)
+        write_text(folder / "curve.parquet", f"{seed}")
+        of = "another" if seed == 3 else digest_file(folder / "curve.parquet")
         charged = {"generate": 2 * size * 100, "score": 0.0, "update": 6 * size * 100}
         files = {"charged": charged, "tokens": {"generate": 100.0}}
         write_checked(folder / "flops.json", files)
-        write_checked(layout.measured(f"grpo-{seed}"), {"seconds": {"train": seconds}})
+        write_checked(layout.measured(f"grpo-{seed}"), {"of": of, "seconds": {"train": seconds}})
     found = rates(layout, P, None, 2, 2)
     assert found.sampling.middle == 2 * P * 200 / 2.0
     assert found.training.low == pytest.approx(800 * P / 4.0 / MEASURED_FACTOR)
