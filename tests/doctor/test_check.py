@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub import constants
 from safetensors.numpy import save_file
 
-from tasks.common import params, recipes
+from tasks.common import recipes
 from tasks.common.files import write_json, write_text
 from tasks.common.layout import Layout
 from tasks.doctor import machine, nvidia, parameters, places
@@ -359,8 +359,3 @@ def test_an_invalid_yaml_file_is_one_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ingest", "policy", "recipes", "train", "verify", "experiment"])
 def test_sections_of_a_wrong_type_are_errors(tmp_path: Path, name: str, broken: Any) -> None:
     assert errors(tmp_path, **{name: broken})
-
-
-def test_only_similar_names_are_suggested() -> None:
-    assert params.unknown("x.y is 'qqq'; there is", "qqq", ["one", "two"]).endswith("two")
-    assert params.unknown("x.y is 'on'", "on", ["one", "two"]).endswith("did you mean one?")
