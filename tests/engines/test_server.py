@@ -99,6 +99,32 @@ def test_metrics_sum_over_all_servers_since_the_start(serve: Serve, policy: Poli
     assert found["engine/kv_cache_usage_perc"] in {n / 8 for n in range(1, 5)}
 
 
+def test_others_take_the_rows_of_a_server_that_dies(
+    serve: Serve, policy: Policy, local: Samples, caplog: pytest.LogCaptureFixture
+) -> None:
+    dying, other = serve(delay=0.01), serve(delay=0.01)
+    engine = connect(policy, dying, other)
+
+    def stop_in_the_middle(row: int, *_: object) -> None:
+        finished.append(row)
+        if len(finished) == 8:
+            dying.stop()
+
+    finished: list[int] = []
+    assert engine.generate(REQUEST, stop_in_the_middle).token_ids == local.token_ids
+    assert sorted(finished) == list(range(24))
+    assert 0 < dying.does.served < 24
+    assert f"{dying.url} is not reachable" in caplog.text
+
+
+def test_server_that_recovers_gets_rows_again(serve: Serve, policy: Policy, local: Samples) -> None:
+    away = serve(fault=lambda number: 503 if 2 <= number < 6 else None, delay=0.01)
+    other = serve(delay=0.2)
+    engine = connect(policy, away, other)
+    assert engine.generate(REQUEST).token_ids == local.token_ids
+    assert away.does.served > 4
+
+
 def test_server_that_was_down_at_first_joins_later(
     serve: Serve, policy: Policy, local: Samples
 ) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from tasks.common.artifacts import ROLLOUTS
-from tasks.common.statistics import fit_beta, mixed_probability
 from tasks.profile.profile import profile_prompts, summarize
 
 
@@ -24,9 +23,8 @@ def rollout(prompt_id: str, index: int, outcome: str, tokens: int = 5) -> dict[s
 def test_counts_rates_and_intervals_by_hand() -> None:
     outcomes = {
         "b": ["correct", "correct", "wrong", "wrong", "unparsed", "truncated", "timeout", "wrong"],
-        "a": ["correct", "correct", "error", "error"],
+        "a": ["correct", "wrong", "error", "error"],
         "c": ["error", "error"],
-        "d": ["wrong"],
     }
     rows = [
         rollout(name, i, outcome, tokens=i + 1)
@@ -34,8 +32,8 @@ def test_counts_rates_and_intervals_by_hand() -> None:
         for i, outcome in enumerate(all_)
     ]
     profile = profile_prompts(ROLLOUTS.frame(rows))
-    b, a, c, d = profile.to_dicts()
-    assert [row["prompt_id"] for row in (b, a, c, d)] == ["b", "a", "c", "d"]
+    b, a, c = profile.to_dicts()
+    assert [row["prompt_id"] for row in (b, a, c)] == ["b", "a", "c"]
     assert [
         b[name] for name in ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
     ] == [2, 3, 1, 1, 1, 0]
@@ -44,13 +42,22 @@ def test_counts_rates_and_intervals_by_hand() -> None:
     assert b["pass_rate_low"] == pytest.approx(0.0715, abs=1e-4)
     assert b["pass_rate_high"] == pytest.approx(0.5907, abs=1e-4)
     # errors do not count
-    assert (a["num_samples"], a["error"], a["pass_rate"]) == (4, 2, 1.0)
+    assert (a["num_samples"], a["error"], a["pass_rate"]) == (4, 2, 0.5)
     assert (c["pass_rate"], c["pass_rate_low"]) == (None, None)
     summary = summarize(profile)
     assert summary["num_ungraded"] == 1
-    assert summary["histogram"] == [[0.0, 1], [0.25, 1], [1.0, 1]]
+    assert summary["histogram"] == [[0.25, 1], [0.5, 1]]
+
+
+def test_larger_groups_are_forecast_to_be_mixed_more_often() -> None:
+    rows = [
+        rollout(f"p{p}", i, "correct" if i < p else "wrong") for p in range(9) for i in range(8)
+    ]
+    summary = summarize(profile_prompts(ROLLOUTS.frame(rows)))
     assert (summary["never_solved"], summary["always_solved"]) == (1, 1)
-    assert summary["pass_rate_mean"] == pytest.approx(1.25 / 3)
-    counts = ([2, 2, 0], [8, 2, 1])
-    mixed = mixed_probability(*counts, 2, fit_beta(*counts)).mean()
-    assert summary["mixed_rate"]["2"] == pytest.approx(mixed)
+    assert summary["pass_rate_mean"] == 0.5
+    rates = list(summary["mixed_rate"].values())
+    assert rates == sorted(rates)
+    # uniform counts over 0..8 correspond to a flat prior, for which a pair is mixed with
+    # probability 1/3
+    assert summary["mixed_rate"]["2"] == pytest.approx(1 / 3, abs=0.03)
