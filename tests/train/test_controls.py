@@ -105,6 +105,16 @@ def test_greso_streaks_and_probabilities_change_as_published() -> None:
     assert (method.state.p_easy, method.state.p_hard) == p
 
 
+def test_greso_skips_at_the_predicted_rate() -> None:
+    method = greso_on(passes_of(1000, 2, 2, BatchSettings("rollouts", 10_000, "generated")))
+    method.state.streaks[:] = 3
+    method.state.position = 1000
+    request = requested(method)
+    assert len(request.counts) == pytest.approx(125, abs=32)  # three standard deviations
+    assert method.describe()["skipped_rate"] == 1 - len(request.counts) / 1000
+    assert method.next(START, np.random.default_rng(0)) is None
+
+
 def decided_at_once(method: greso.Method, rng: np.random.Generator) -> tuple[list[int], int]:
     """Return the visits and the end of the next step, if the whole phase is decided first."""
     plan, first = method.plan, method.state.position
@@ -226,6 +236,12 @@ def test_sagc_is_deterministic_and_takes_large_groups_if_free() -> None:
     assert set(simulate(50, step=0.0)[0]) == {16.0}
     assert simulate.__wrapped__(80)[0].tolist() == simulate(80)[0].tolist()
     assert simulate(80, seed=1)[0].tolist() != simulate(80)[0].tolist()
+
+
+def test_sagc_finds_stragglers_in_groups_of_two() -> None:
+    straggles = sagc.has_straggler(np.array([1, 9, 2, 2]), np.array([0, 0, 1, 1]), 4.0 * 2.0)
+    # against its own median a group of two never reaches 2.0
+    assert straggles.tolist() == [True, False]
 
 
 def test_sagc_chooses_among_the_sizes_up_to_the_plans() -> None:
