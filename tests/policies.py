@@ -124,7 +124,6 @@ def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
 
 
 def adapted(folder: Path, modules: list[str]) -> PreTrainedModel:
-    """Return a policy with adapters that are not zero."""
     model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
     add_adapters(model, Lora(rank=2, alpha=4.0, modules=modules, base_bits=32), 0)
     torch.manual_seed(1)

@@ -49,7 +49,6 @@ def before() -> dict[str, Any]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return a copy of the code, to change."""
     return copy_project(tmp_path, "tasks", *versions.PINS)
 
 

@@ -64,7 +64,6 @@ OWN = ("train", "recipes")  # sections that `values` writes itself
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    """Return the project's parameters with small sizes."""
     real = every_value()
     source = real["ingest"]["sources"][0]
     training = {**real["policy"]["tiny"]["training"], "tokens": 2.0e4}

@@ -11,13 +11,11 @@ from tests.stages import give_record
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """Return a data root without a record."""
     monkeypatch.delenv(tracking.PIPELINE_VARIABLE, raising=False)
     return Layout(tmp_path / "data")
 
 
 @pytest.fixture
 def layout(bare: Layout) -> Layout:
-    """Return a data root with an empty record."""
     give_record(bare.root)
     return bare

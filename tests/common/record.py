@@ -11,7 +11,6 @@ LOCAL = Tracking(uri=None, experiment="winnow", max_weights_gb=0.0, also=[])
 
 
 def runs_of(layout: Layout, uri: str | None = None) -> dict[str, Any]:
-    """Return all runs by name."""
     client = tracking.connect(uri or tracking.address(LOCAL, layout))
     experiment = client.get_experiment_by_name("winnow").experiment_id
     return {run.info.run_name: run for run in client.search_runs([experiment])}

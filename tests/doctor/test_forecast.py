@@ -40,7 +40,6 @@ def values() -> dict[str, Any]:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """Return a data root with a described policy."""
     layout = Layout(tmp_path)
     write_checked(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
     return layout

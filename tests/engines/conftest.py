@@ -64,7 +64,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @pytest.fixture(scope="module")
 def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """Return a policy that vLLM can serve."""
     return placed(qwen, tmp_path_factory.mktemp("data"))
 
 
@@ -86,7 +85,6 @@ def fleet(policy: Policy, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def does(replicas: Replicas, place: int) -> Behaviour:
-    """Return the behaviour of the server in a place of a fleet."""
     stand_in: Any = replicas.replicas[place]
     found: Behaviour = stand_in.server.does
     return found
@@ -109,12 +107,10 @@ def placed(folder: Path, root: Path) -> Policy:
 
 
 def load(folder: Path) -> PreTrainedModel:
-    """Return a policy's model in float32 on the CPU."""
     return load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def scaled(policy: Policy, factor: float) -> PreTrainedModel:
-    """Return the policy's model with all weights multiplied by `factor`."""
     return scale(load(policy.folder), factor)
 
 

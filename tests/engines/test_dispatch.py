@@ -49,7 +49,6 @@ class Servers:
         return f"server {server}"
 
     def run(self, counts: Sequence[int], **settings: Any) -> dict[int, int]:
-        """Return the answers to groups of `counts` rows."""
         chosen = {"max_in_flight": MAX_ROWS, "max_retries": 2, "beat_seconds": 0.05, **settings}
         functions = (self.ask, self.is_alive, self.is_alive, self.give_up)
         dispatch = Dispatch[int, int](list(range(self.num)), *functions, **chosen)  # type: ignore[arg-type]
@@ -58,7 +57,6 @@ class Servers:
         return answers
 
     def rows(self) -> list[int]:
-        """Return the number of rows that each server got."""
         found = Counter(server for server, _ in self.requests)
         return [found[server] for server in range(self.num)]
 

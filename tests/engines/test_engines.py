@@ -44,7 +44,6 @@ CASES = [
     ],
 )
 def case(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Return the name of an engine and the architecture of its policy."""
     name, architecture = request.param
     return name, architecture
 

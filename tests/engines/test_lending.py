@@ -32,7 +32,6 @@ from tests.stages import FORKS, run_together
 
 
 def trainer(policy: Policy, lender: Lender, prefix: str) -> ServerEngine:
-    """Return the engine of a new trainer."""
     lender.reclaim()
     borrowed = Borrowed(lender.folder)
     wait_until_serving(borrowed)

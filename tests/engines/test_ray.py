@@ -86,7 +86,6 @@ class Training:
 
 
 def trainers(layout: Layout) -> dict[int, psutil.Process]:
-    """Return the ranks of the training in this folder."""
     found = {}
     for process in left_over(layout):
         with suppress(psutil.Error):
@@ -97,7 +96,6 @@ def trainers(layout: Layout) -> dict[int, psutil.Process]:
 
 
 def left_over(layout: Layout) -> list[psutil.Process]:
-    """Return all processes in this folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -112,7 +110,6 @@ def wait_for_none(layout: Layout) -> None:
 
 
 def steps(layout: Layout) -> int:
-    """Return the number of steps in the newest checkpoint."""
     found = [int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")]
     return max(found, default=0)
 

@@ -56,7 +56,6 @@ FACTORS = (1.0, 1.3, 1.7)  # of the weights of three policies
 
 
 def processes_of(group: int) -> list[psutil.Process]:
-    """Return the living processes of a group."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -33,7 +33,6 @@ Serve = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def local(policy: Policy) -> Samples:
-    """Return the samples of the engine behind the servers."""
     return load_engine(ENGINE, policy).generate(REQUEST)
 
 

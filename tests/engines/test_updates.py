@@ -56,7 +56,6 @@ ARCHITECTURES = ("mixtral", "qwen3_moe", "gemma2")  # the first has experts
 
 
 def make(name: str, root: Path) -> tuple[Policy, PreTrainedModel]:
-    """Return a new policy of an architecture, and its model."""
     torch.manual_seed(0)
     folder = root / "policy"
     model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)

@@ -27,7 +27,6 @@ def transfer(root: Path, *, only_changes: bool = True, piece_bytes: int = 300) -
 
 
 def received(files: FileTransfer) -> dict[str, torch.Tensor]:
-    """Return the weights that a server reads."""
     return {k: v for piece in files.pieces.values() for k, v in changes.read(*piece)}
 
 

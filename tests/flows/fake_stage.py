@@ -25,7 +25,6 @@ ROOT = sys.argv[sys.argv.index("--data") + 1]
 
 
 def entry_of(stage: str) -> dict[str, Any]:
-    """Return the entry of `stage` in dvc.yaml, with the matrix values of its name."""
     file = Path("dvc.yaml") if ROOT == "data" else Path(ROOT) / "dvc.yaml"
     text = json.dumps(yaml.safe_load(file.read_text())["stages"][stage])
     _, recipe, seed = coordinates(os.environ["DVC_STAGE"])

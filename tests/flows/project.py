@@ -49,7 +49,6 @@ def build(root: Path) -> Path:
 
 
 def shell(root: Path, environment: dict[str, str], *command: str) -> str:
-    """Return the output of a command that must succeed."""
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
@@ -126,7 +125,6 @@ class Project:
         return wait_for(pids)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the answer of the Prefect server."""
         url = self.environment["PREFECT_API_URL"]
         with httpx.Client(base_url=url, trust_env=False, verify=False, timeout=30) as client:
             token = client.get("csrf-token", params={"client": "tests"}).json()["token"]

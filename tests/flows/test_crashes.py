@@ -18,19 +18,16 @@ from tests.report.browser import Browser
 
 
 def run_of(project: Project) -> str:
-    """Return the id of the running flow run."""
     (file,) = (project.root / "data/locks/runs").glob("[!.]*")
     return file.name
 
 
 def state_of(project: Project, run: str) -> tuple[str, str]:
-    """Return (type, message) of a run's state."""
     found = project.post("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
     return found[0]["state"]["type"], found[0]["state"]["message"] or ""
 
 
 def tasks_of(project: Project, run: str) -> dict[str, str]:
-    """Return the states of the run's tasks."""
     found: list[Any] = project.post("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
     return {task["name"]: task["state"]["type"] for task in found}
 

@@ -39,7 +39,6 @@ def test_unreadable_lock_is_named_with_its_repair(tmp_path: Path, content: bytes
 
 
 def git(project: Project, *arguments: str) -> int:
-    """Return the exit status of a git command."""
     return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True).returncode
 
 

@@ -184,6 +184,5 @@ def digest_of(entry: dict[str, Any], kind: str, path: str) -> str:
 
 
 def visible(project: Project) -> set[str]:
-    """Return the files that git would add."""
     command = ["git", "ls-files", "--others", "--exclude-standard"]
     return set(shell(project.root, project.environment, *command).split())

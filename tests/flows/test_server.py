@@ -30,7 +30,6 @@ FOREIGN = "http://pages.example"
 
 
 def answer(url: str, body: object = None, **headers: str) -> httpx.Response:
-    """Return the server's answer to a GET, or to a POST of `body`."""
     method = "GET" if body is None else "POST"
     return httpx.request(method, url, json=body, headers=headers, timeout=PATIENCE, trust_env=False)
 

@@ -20,7 +20,6 @@ metric_list: [{{metric: exact_match}}]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with one task file and its table."""
     table = tmp_path / "tables" / "sums.jsonl"
     return plant(
         tmp_path,

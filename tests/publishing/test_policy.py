@@ -35,7 +35,6 @@ SETTINGS: dict[str, dict[str, Any]] = {  # as the stage `code` writes them
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """Return one finished cell, sgpo/1."""
     layout = Layout(tmp_path / "data")
     train, plan = layout.train("sgpo", 1), layout.plan("sgpo", 1)
     for path in (

@@ -301,7 +301,6 @@ def copied(reported: Layout, tmp_path: Path) -> Layout:
 
 @pytest.fixture(scope="session")
 def hostile() -> Path:
-    """Return the page of `hostile_layout`."""
 
     def make(folder: Path) -> None:
         run_report(hostile_layout(folder / "data"), recipes=["grpo", "sgpo", RECIPE])
@@ -316,7 +315,6 @@ def results(
     budget: Budget | None = None,
     num_bootstrap: int = 200,
 ) -> Results:
-    """Return the report's results for these recipes and seeds."""
     evidence = read_evidence(layout, Experiment([*recipes], [*seeds], budget))
     return results_of(evidence, ReportSettings(num_bootstrap=num_bootstrap))
 

@@ -40,7 +40,6 @@ def browser(running: Browser) -> Browser:
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
-    """Return the text of the elements."""
     found = f"[...document.querySelectorAll({selector!r})].map(one => one.textContent)"
     return list(browser.run(found))
 

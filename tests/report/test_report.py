@@ -31,7 +31,6 @@ NO_ROLLOUTS = {"runs": [], "changes": [], "total": 0, "prompts": []}
 
 @pytest.fixture(scope="module")
 def found(finished: Layout) -> Results:
-    """Return the results of both recipes with both seeds."""
     return results(finished)
 
 
@@ -40,7 +39,6 @@ def row(found: Results, recipe: str, seed: int) -> dict[str, Any]:
 
 
 def data_of(html: str) -> dict[str, Any]:
-    """Return the data of the page's scripts."""
     (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
     return dict(json.loads(text))
 

@@ -28,7 +28,6 @@ COMPONENTS = {"recipe": "r", "seed": 0}
 
 
 def work_of(step: int) -> dict[str, float]:
-    """Return the work of so many steps."""
     return {"seconds": 1.0 * step, "flops": 10.0 * step, "tokens": 100.0 * step}
 
 
@@ -49,7 +48,6 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 
 def state_of(checkpoints: Checkpoints, folder: Path | None = None) -> dict[str, Any]:
-    """Return the state of the loaded checkpoint."""
     loaded = checkpoints.load(folder)
     assert loaded is not None
     return loaded[1]

@@ -20,7 +20,6 @@ CLIP = {"clip_low": 0.2, "ratio": "token", "normalize": "token"}
 
 
 def loss_of(module: Any, *arrays: Any, **settings: Any) -> Any:
-    """Return the loss and its sums, with these settings."""
     return module.Method(module.Settings(**settings))(*arrays)
 
 

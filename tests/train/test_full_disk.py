@@ -37,7 +37,6 @@ def failure(result: Result) -> str:
 
 @pytest.fixture(scope="module")
 def whole(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the outputs of an uninterrupted training."""
     root = tmp_path_factory.mktemp("whole")
     make_world(root, guesser, SIZES)
     assert run_train(root).returncode == 0

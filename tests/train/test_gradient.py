@@ -98,7 +98,6 @@ def gradient(
 
 
 def recomputing(model: Any) -> Any:
-    """Return a copy that recomputes its activations in the backward pass."""
     copied = copy.deepcopy(model)
     enable_activation_checkpointing(copied)
     return copied.train()

@@ -198,7 +198,6 @@ def same_tensors(one: Path, other: Path, tolerance: float = 0.0) -> bool:
 
 @pytest.fixture(scope="module")
 def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the policy with a separate output head."""
     folder = tmp_path_factory.mktemp("untied") / "policy"
     shutil.copytree(guesser, folder)
     model = load_model(guesser, dtype=torch.float32, device=torch.device("cpu"))
@@ -314,7 +313,6 @@ def rollouts_of(layout: Layout) -> pl.DataFrame:
 
 
 def sampled(layout: Layout) -> list[Any]:
-    """Return the tokens of a run's rollouts."""
     return rollouts_of(layout).select("step", "group", "token_ids").rows()
 
 
@@ -347,7 +345,6 @@ def load_rows(rank: int, folder: Path, out: Path) -> None:
 
 
 def memory_kb(name: str) -> int:
-    """Return a number of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 

@@ -21,7 +21,6 @@ SIZES = [4, 2, 6] * 6
 
 @pytest.fixture
 def finished(guesser: Path, tmp_path: Path) -> Path:
-    """Return the results of a finished run."""
     layout = make_world(tmp_path / "other", guesser, SIZES)
     run(layout, {"learning_rate": 3e-3, "advantage": {"method": "rloo"}})
     return layout.train("r", 0)

@@ -183,7 +183,6 @@ def shared_pool(process: int) -> Pool:
 
 
 def sampled(trainer: Trainer) -> Batch:
-    """Return the next batch."""
     trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
     trainer.buffer.fill(trainer.learner.version)
     (batch,) = trainer.buffer.take(1)
@@ -212,7 +211,6 @@ def train_to_end(
 
 
 def same_parameters(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
-    """Return whether two models have equal parameters."""
     assert one is not None
     assert other is not None
     pairs = zip(one.parameters(), other.parameters(), strict=True)

@@ -130,7 +130,6 @@ class Learner:
         self.proximal = ProximalPolicy(model, settings.correction.proximal)
 
     def objective(self, loss: Loss) -> Objective:
-        """Return the objective of a step."""
         return Objective(
             loss,
             self.settings.correction,

@@ -42,7 +42,6 @@ class ProximalPolicy:
         return MEAN in self.copies
 
     def present(self) -> Weights:
-        """Return a copy of the present weights."""
         return {name: part.detach().to("cpu", copy=True) for name, part in self.parameters.items()}
 
     def keep(self, version: int) -> None:
@@ -82,7 +81,6 @@ class ProximalPolicy:
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
-        """Copy `weights` into the parameters."""
         for name, parameter in self.parameters.items():
             local(parameter).copy_(local(weights[name]))
 

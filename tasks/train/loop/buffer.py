@@ -152,7 +152,6 @@ class RolloutBuffer:
 
     @property
     def seconds(self) -> float:
-        """The seconds of sampling so far."""
         with self.lock:
             now = time.perf_counter() - self.began if self.began else 0.0
             return self.sampled_seconds + now

@@ -83,7 +83,6 @@ class State:
         steps: list[dict[str, Any]],
         curve: list[dict[str, Any]],
     ) -> None:
-        """Restore the state from a checkpoint."""
         for name in PLAIN:
             setattr(self, name, numbers[name])
         self.ledger = Ledger.from_dict(numbers["ledger"])

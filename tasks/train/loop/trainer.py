@@ -278,7 +278,6 @@ class Trainer:
         logger.warning("%s; %s", message, skipped)
 
     def where(self) -> str:
-        """Return the step as text for messages."""
         return f"step {self.state.num_steps}"
 
     def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
