@@ -33,7 +33,7 @@ from flows.pipeline.stages import Stages, code_version
 
 logs.log_to_terminal()  # after Prefect's import, which silences the root logger
 
-OverrideText = Annotated[str, Field(pattern=r"^[^=\s]+=")]
+OverrideText = Annotated[str, Field(pattern=r"^([^=\s]+=|~[^=\s]+$)")]
 StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from flows.__main__ import parser_of
 from flows.cli import flags
-from flows.pipeline import commands, lock, roots, rounds
+from flows.pipeline import commands, flow, lock, roots, rounds
 from flows.pipeline.overrides import applied
 from flows.pipeline.roots import Root, root_of
 from flows.pipeline.rounds import FlowRequest
@@ -73,9 +73,10 @@ def test_file_is_no_data_root() -> None:
 
 def test_command_line_is_a_request() -> None:
     words = ["run", "grpo", "--seed", "0", "1", "--rounds", "3", "--from", "sgpo/0"]
-    words += ["--data", "other", "--set", "a.b=1"]
+    words += ["--data", "other", "--set", "a.b=1", "~c"]
     parsed = flags.request_of(parser_of("run").parse_args(words))
-    assert parsed == FlowRequest(["grpo"], [0, 1], [], ["a.b=1"], "other", 3, ["sgpo/0"])
+    assert parsed == FlowRequest(["grpo"], [0, 1], [], ["a.b=1", "~c"], "other", 3, ["sgpo/0"])
+    flow.pipeline.validate_parameters(vars(parsed))
     assert [root.folder for root in parsed.chain] == ["other", "other/rounds/2", "other/rounds/3"]
 
 
