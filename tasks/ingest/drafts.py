@@ -20,7 +20,6 @@ MIN_ROWS = 10
 QUESTIONS = ("messages", "prompt", "question", "problem", "query", "instruction", "input")
 ANSWERS = ("answer", "gold", "final_answer", "target", "expected_answer", "solution", "output")
 OPTIONS = ("choices", "options")
-# settings of presets that need more than a path
 NEEDED: dict[str, dict[str, Any]] = {
     "verl": {"level": None},
     "mbpp": {"shown_tests": 3, "challenge_tests": False},

@@ -73,8 +73,9 @@ def ingest(
             )
         compare_without_shared_text(spool, samples.found())
         index = spool.close().index
-        texts = spool.take(duplicates.differing(index)["row"], "answer", "verifier")
-        index = duplicates.unify(index, texts, lambda pairs: golds.equal(pairs, grader))
+        for key in ("text", "folded"):
+            texts = spool.take(duplicates.differing(index, key)["row"], "answer", "verifier")
+            index = duplicates.unify(index, texts, key, lambda pairs: golds.equal(pairs, grader))
     index = duplicates.resolve(index, [source.split for source in chosen])
     pairs = [pl.DataFrame(schema=contamination.PAIRS)]
 

@@ -14,24 +14,25 @@ HELD_OUT = pl.col("rank") < EVAL_FIRST[None]  # rows of a source for validation 
 ALIVE = pl.col("reason").is_null()  # rows that are not rejected
 
 
-def differing(index: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows whose question occurs with golds that differ in their text."""
-    repeated = index.filter(ALIVE).filter(pl.col("text").is_duplicated())
-    return repeated.filter(pl.col("gold").n_unique().over("text") > 1)
+def differing(index: pl.DataFrame, key: str) -> pl.DataFrame:
+    """Return the rows whose question, by this `key`, occurs with golds of different texts."""
+    repeated = index.filter(ALIVE).filter(pl.col(key).is_duplicated())
+    return repeated.filter(pl.col("gold").n_unique().over(key) > 1)
 
 
 def unify(
     index: pl.DataFrame,
     golds: pl.DataFrame,
+    key: str,
     equal: Callable[[Sequence[tuple[str, str, str]]], list[bool]],
 ) -> pl.DataFrame:
     """Return the index with one `gold` key for golds of the same question that a verifier judges
     equal (1,200 and 1200).
 
-    `golds` has the row, answer and verifier of each row in `differing(index)`. Each gold is
+    `golds` has the row, answer and verifier of each row in `differing(index, key)`. Each gold is
     compared with the first gold of its question."""
-    rows = golds.join(index.select("row", "text", "gold"), on="row", maintain_order="left")
-    first = pl.col("answer", "gold").first().over("text").name.prefix("first_")
+    rows = golds.join(index.select("row", key, "gold"), on="row", maintain_order="left")
+    first = pl.col("answer", "gold").first().over(key).name.prefix("first_")
     others = rows.with_columns(first).filter(pl.col("gold") != pl.col("first_gold"))
     same = equal(list(others.select("verifier", "answer", "first_answer").iter_rows()))
     merged = others.filter(pl.Series(same, dtype=pl.Boolean)).select("row", "first_gold")
