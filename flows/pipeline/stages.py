@@ -108,7 +108,7 @@ class Stages:
         and that are left out."""
         beside = self.needs[stage] & set(self.left_out) if self.forced else set[str]()
         if beside and (late := self.behind(beside, dvc)):
-            raise StageFailed(f"out of date and left out of this run: {', '.join(late)}")
+            raise StageFailed(f"out of date and left out: {', '.join(late)}; run all recipes")
 
     def behind(self, stages: set[str], dvc: commands.Dvc) -> list[str]:
         """Return what is out of date now among `stages` and the stages before them."""

@@ -62,7 +62,7 @@ def test_cells_behind_a_changed_stage_are_refused_if_left_out() -> None:
     stages = Stages(dvc, Root(), needs, ["report"], ["allocate@a-0", "train@a-0"], {}, {"report"})
     with pytest.raises(SelectionError, match=r"train@a-0 is out of date and left out of this run"):
         rounds.policy_of(stages, "a/0")
-    with pytest.raises(StageFailed, match="out of date and left out of this run: allocate@a-0"):
+    with pytest.raises(StageFailed, match="out of date and left out: allocate@a-0; run all"):
         stages.bring_up_to_date("report", dvc)
 
 
