@@ -195,7 +195,7 @@ def step_size(plan: Planned, train: Values) -> float:
     if batch["unit"] == "prompts":
         return float(fresh * size)
     counted = train["select"].get("keep", size) if batch["counts"] == "kept" else size
-    return float(fresh * max(size / counted, 1.0))
+    return float(max(fresh * max(size / counted, 1.0), size))  # at least one group
 
 
 def group(size: int, prompt: float, completion: float) -> Rows:

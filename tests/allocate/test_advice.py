@@ -53,8 +53,8 @@ def test_information_is_for_the_compute_without_the_profile(values, layout: Layo
     pods = forecast_of(values, layout, profile, "pods")  # it trains on 4 of 16 rollouts
     assert pods.mixed == pytest.approx(0.5 * 4 / 16, rel=0.03)
     values["train"]["max_steps"] = 3
-    steps = [forecast_of(values, layout, profile, name).rollouts for name in ("grpo", "replay")]
-    assert steps == [3 * 32, 3 * 16]  # half of a batch is replayed
+    for name, num in (("grpo", 32), ("replay", 16), ("brorl", 128)):  # replayed half, one group
+        assert forecast_of(values, layout, profile, name).rollouts == 3 * num
     is_dead = pl.col("correct") == 0  # `alive` has no rollouts of these long prompts
     longer = profile.with_columns(prompt_tokens=pl.when(is_dead).then(900).otherwise(7))
     assert planned(compared_plan(values, longer, "alive"), values["train"]).prompt == 7.0
