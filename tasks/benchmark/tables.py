@@ -50,12 +50,13 @@ def page(
 ) -> Iterator[str]:
     failed = [line for line in lines if "failed" in line]
     machines = sorted({line["machine"] for line in lines})
-    seconds = sum(line["seconds"] for line in lines)
+    keys = ("seconds", "cpu_seconds")  # a failed cell has no `cpu_seconds`
+    wall, cpu = (sum(line.get(key, 0.0) for line in lines) / 3600 for key in keys)
     yield f"# {protocol.title}"
     yield ""
     yield (
         f"Made from `{source}` by `winnow bench`: {len(lines)} cells, "
-        f"{len(failed)} of them failed, {seconds / 3600:.1f} hours of one core; "
+        f"{len(failed)} of them failed, {wall:.1f} hours of cells ({cpu:.1f} of CPU time); "
         f"{'; '.join(machines) or 'nothing has run yet'}. "
         "How to read it: [the guide](../guide/benchmark.md)."
     )

@@ -19,7 +19,7 @@ RESULTS = ROOT / "docs" / "results"
 COMMAND = "winnow bench docs/results/{}.yaml --tables"
 PARAGRAPHS = [
     *("brief", "embedded", "deep", "worked", "hard"),
-    *("sgpo", "one_sided", "dapo", "winnow_all", "winnow_random"),
+    *("sgpo", "one_sided", "dapo", "winnow_all", "winnow_random", "winnow_group"),
 ]
 
 
