@@ -128,7 +128,7 @@ def reference_forwards(architecture: Architecture, train: Values) -> float:
 def scoring_forwards(train: Values, plan: Planned) -> float:
     """Return the policy's forward passes per rollout before updates: 1 if the step is scored, or 0.
     The replay method `successes` adds an upper bound for stored rollouts that may join a group."""
-    num = float(recipes.is_scored(train))
+    num = float(recipes.num_scorings(train))
     if train["replay"]["method"] != "successes":
         return num
     control, replay = (completed(slot, train[slot]) for slot in ("control", "replay"))

@@ -103,7 +103,7 @@ def expect(
     if reading_slots({"replay": replay}):
         replayed = min(replayed, mixed_sample_tokens(visits, profile, replay.get("capacity")))
     updated, in_mixed = (updates["epochs"] * (part + replayed) for part in (kept, in_mixed))
-    scored = (tokens + replayed) * recipes.is_scored(train)
+    scored = (tokens + replayed) * recipes.num_scorings(train)
     read = 2.0 * parameters * (kept + replayed)
     warm = num_demonstrations(train) * tokens / rollouts
     fixed = read + charged_flops(architecture, generated=profiled, updated=warm, reference=scored)

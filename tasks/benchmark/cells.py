@@ -235,7 +235,7 @@ def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
     features = [loading.load_method(*spec, prompts=prompts).features for spec in specs]
     return Passes(
         epochs=train["updates"]["epochs"],
-        is_seen=any(features) or recipes.is_scored(train),
+        is_seen=any(features) or recipes.num_scorings(train) > 0,
         has_norms=any(each.gradient_norms for each in features if each),
         has_reference=recipes.has_reference(train),
         has_bonus=recipes.has_bonus(train),

@@ -83,15 +83,15 @@ def has_reference(train: Mapping[str, Any]) -> bool:
     return train["kl_coefficient"] > 0.0 or registry.declares(file, "reads_reference")
 
 
-def is_scored(train: Mapping[str, Any]) -> bool:
-    """Return whether a section `train` requires a pass over a step's rollouts before its first
-    update: for `m2po`, for a proximal policy, or for several updates that use the old policy, which
-    they do unless `ratio_to` is `sampler` and `reject` is null. Slots are not considered."""
+def num_scorings(train: Mapping[str, Any]) -> int:
+    """Return how many passes over a step's rollouts a section `train` requires before the first
+    update: one for a proximal policy, and one for `m2po` or, without a proximal policy, for several
+    updates (unless `ratio_to` is `sampler` and `reject` null). Slots are not considered."""
     updates, correction = train["updates"], train.get("correction") or {}
     reads_old = correction.get("ratio_to") != "sampler" or correction.get("reject") is not None
     is_several = updates["epochs"] * updates["minibatches"] > 1
-    others = any(correction.get(key) is not None for key in ("m2po", "proximal"))
-    return others or (is_several and reads_old)
+    has_m2po, is_proximal = (correction.get(key) is not None for key in ("m2po", "proximal"))
+    return int(has_m2po or (is_several and reads_old and not is_proximal)) + int(is_proximal)
 
 
 def teacher_of(train: Mapping[str, Any]) -> Path | None:

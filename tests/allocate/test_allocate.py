@@ -318,12 +318,12 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
     assert found["flops_charged"] == pytest.approx(
         2 * 10 * tokens + 6 * 10 * 2 * tokens / 0.8 + scored
     )
+    both = train_of(ALL, correction={"m2po": 0.04, "proximal": {"method": "ewma"}})
+    assert forecast_of(profile_of([(4, 8)] * 5), both)["plan"]["flops_charged"] == 120 * tokens
 
 
 @pytest.mark.parametrize("method", ["recent", "profile", "coverage"])
-def test_the_forecast_counts_a_replay_with_default_settings(
-    method: str,
-) -> None:
+def test_the_forecast_counts_a_replay_with_default_settings(method: str) -> None:
     profile = profile_of([(4, 8)] * 5)
     short = {"method": method}
     whole = settings_of({"replay": short}).replay

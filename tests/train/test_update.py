@@ -279,7 +279,7 @@ def test_several_updates_need_no_pass_with_ratios_to_the_sampler(
         assert trainer.state.ledger.executed["score"] == 0 or ratio_to == "old"
         assert trainer.state.ledger.charged["score"] == 0 or ratio_to == "old"
         settings = dataclasses.asdict(settings_of(changes))
-        assert recipes.is_scored(settings) == (ratio_to == "old")
+        assert recipes.num_scorings(settings) == (ratio_to == "old")
         found.append((weights, [row["clip_rate"] for row in rows]))
     (scored, first), (plain, second) = found
     assert max(first) > 0
