@@ -45,9 +45,7 @@ def bought(
         f"least to at most):\n{table(rows)}"
         if rows
         else "",
-        importlib.import_module("tasks.allocate.budget").resolution(values, layout)
-        if values["ingest"]["splits"]["test"] != 0
-        else "",
+        importlib.import_module("tasks.allocate.budget").resolution(values, layout),
     ]
     return "\n".join(filter(None, parts))
 
