@@ -111,7 +111,7 @@ def set_recipes(path: Path, names: Sequence[str]) -> None:
 
 
 def check_starts(path: Path, starts: list[str]) -> None:
-    """Raise SelectionError before anything runs, if a start is not in the experiment."""
+    """Raise SelectionError if the experiment does not train a policy that a round starts from."""
     cells = cells_of(params.load(path))
     for start in starts:
         if start not in (CHAMPION, *cells):

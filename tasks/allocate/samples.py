@@ -1,5 +1,5 @@
-"""The profile's samples, with tokens from the rollout store, for slots or a warm start that train
-on them. This module is loaded only for recipes with such a slot or warm start."""
+"""The profile's samples, with tokens from the rollout store, for recipes with a slot (such as
+`replay`) or a warm start that trains on them. Other recipes do not load this module."""
 
 import polars as pl
 

@@ -76,7 +76,7 @@ def runnable(
 def turn(
     protocol: Protocol, values: Values, family: str, contestant: Contestant, find: Find
 ) -> Iterator[BenchmarkCell]:
-    """Yield a recipe's cells on a family, finished or not, that depend on no missing result."""
+    """Yield a recipe's cells on a family, if all results that they depend on exist."""
     owner = (family, protocol.families[family])
 
     def made(

@@ -91,8 +91,8 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
     prompts' means over P, minus the noise of single answers, which both include (two-way random
     effects; Searle, Casella and McCulloch, Variance Components, 1992), with Satterthwaite's degrees
     of freedom. If the seeds' means are equal, the variance is only the prompts' term, or only the
-    noise if prompts differ no more than noise. A bootstrap of two or three seeds is far too narrow
-    if seeds differ, and too wide for noise alone (Owen, Annals of Applied Statistics 1, 2007)."""
+    noise if prompts differ no more than noise. A bootstrap interval over two or three seeds is far
+    too narrow if seeds differ, else too wide (Owen, Annals of Applied Statistics 1, 2007)."""
     values = np.asarray(values_SP, dtype=np.float64)
     num_seeds, num_prompts = values.shape
     mean, seeds_S, prompts_P = values.mean(), values.mean(axis=1), values.mean(axis=0)

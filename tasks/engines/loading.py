@@ -21,10 +21,8 @@ LEAST_LENGTH = 64  # tokens of prompt and completion: enough for the probe of a 
 def engine_name(settings: EngineSettings) -> str:
     """Return the engine's name. For `auto`, it is `server` if `urls`, several replicas or cluster
     engines are set, else `vllm` if this machine has a GPU and vLLM is installed, else `hf`."""
-    if settings.name != "auto":
-        return settings.name
-    if settings.urls or settings.num_replicas > 1 or settings.has_cluster_engines:
-        return "server"
+    if settings.name != "auto" or settings.has_servers:
+        return "server" if settings.has_servers else settings.name
     return "vllm" if torch.cuda.is_available() and importlib.util.find_spec("vllm") else "hf"
 
 

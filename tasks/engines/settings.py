@@ -79,6 +79,10 @@ class EngineSettings:
             registry.check(engines, self.name, "engine.name")
         for url in self.urls:
             parse_url(url)
+        if self.urls and self.num_replicas > 1:
+            raise ParamsError(
+                "engine.urls names servers and engine.num_replicas starts them: set one of the two"
+            )
         self.check_vllm()
         self.check_cluster()
         if self.name not in ("auto", "server") and (self.urls or self.num_replicas != 1):
@@ -138,6 +142,12 @@ class EngineSettings:
     def num_server_gpus(self) -> int:
         """The number of GPUs that all local servers need together."""
         return self.num_replicas * self.num_parts
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether the engine is `server`, by its name or, for `auto`, by the other settings."""
+        others = self.urls or self.num_replicas > 1 or self.has_cluster_engines
+        return self.name == "server" or (self.name == "auto" and bool(others))
 
     @property
     def has_cluster_engines(self) -> bool:

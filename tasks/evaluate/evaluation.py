@@ -99,7 +99,7 @@ class Tally:
         self.truncated = 0
 
     def add(self, rollouts: pl.DataFrame) -> None:
-        """Count some rollouts. The rollouts of a prompt may be in several parts."""
+        """Add rollouts to the counts. Those of one prompt may be spread over several calls."""
         sampled = rollouts.filter(~pl.col("greedy"))
         self.scores.append(score_prompts(rollouts))
         self.outcomes.update(dict(sampled["outcome"].value_counts().iter_rows()))

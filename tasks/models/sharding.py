@@ -67,9 +67,9 @@ def call(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Return `function(model, ...)`, where `function` is not `model.forward`. A sharded model runs
-    it as a method added by `shard`: only this gathers the root's parameters, including embeddings
-    and head."""
+    """Return `function(model, ...)`, where `function` is not `model.forward`. On a sharded model it
+    runs as a method that `shard` has added: a plain call would not gather the parameters of the
+    root module, which include embeddings and head."""
     if is_sharded(model):
         result: T = getattr(model, function.__name__)(*args, **kwargs)
         return result

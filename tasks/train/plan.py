@@ -64,8 +64,8 @@ class Plan:
         return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
 
     def num_visits(self, sizes: Ints, room: int) -> int:
-        """Return `fit` for a window of visits, or the window's length if the remaining visits fill
-        less than half of `room`: a step on few rollouts moves the policy as far as one on many."""
+        """Return how many visits of a window the next step takes: `fit`, or all if the rest fill
+        less than half of `room`. A step on few rollouts moves the policy as far as a full one."""
         num = self.fit(sizes, room)
         return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 

@@ -79,6 +79,12 @@ def test_a_silent_model_server_is_an_error_only_if_all_are_silent(
     both = found(tmp_path, changed(engine__urls=[silent, f"{server}/good"]))
     assert both.errors == []
     assert "engine.urls: http://127.0.0.1:1/v1 is not reachable" in both.remarks[0]
+    assert "is refused with servers of others" in both.remarks[1]
+
+
+def test_updates_in_flight_need_servers(tmp_path: Path) -> None:
+    found = errors(tmp_path, train__in_flight_updates=True, train__max_staleness=1)
+    assert found[0].startswith("recipe grpo: train.in_flight_updates needs the engine server")
 
 
 def test_a_silent_tracking_server_is_a_remark(tmp_path: Path) -> None:

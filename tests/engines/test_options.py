@@ -37,6 +37,7 @@ def settings(**changes: Any) -> EngineSettings:
         ({"urls": ["http://a/v1"], "vllm": {"block_size": 16}}, "with empty engine.urls"),
         ({"name": "vllm", "vllm": {"tensor_parallel_size": 2}}, "need servers: set engine.name"),
         ({"name": "hf", "num_replicas": 2}, "engine.urls and engine.num_replicas .* is hf"),
+        ({"urls": ["http://a/v1"], "num_replicas": 2}, "set one of the two"),
         ({"cluster": "here"}, "engine.cluster is 'here'; allowed: local"),
         ({"cluster": {"ray": "head:6379"}}, "engine.cluster"),
         ({"cluster": {**CLUSTER, "engines": 0}}, "engine.cluster.engines is 0: raise it"),

@@ -259,8 +259,3 @@ def test_urls() -> None:
         with pytest.raises(ParamsError, match="OPENAI_API_KEY") as caught:
             parse_url(secret)
         assert "hunter2" not in str(caught.value)
-
-
-def test_urls_and_replicas_are_contradictory(policy: Policy) -> None:
-    with pytest.raises(ParamsError, match="set one of the two"):
-        connect(policy, "http://127.0.0.1:9/v1", num_replicas=2)

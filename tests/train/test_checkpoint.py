@@ -343,7 +343,6 @@ def test_a_branch_keeps_the_checkpoint_of_its_trunk(checkpoints: Checkpoints) ->
 
 
 def steps_of(checkpoints: Checkpoints) -> list[int]:
-    """Return the number of steps of every checkpoint, in their order."""
     return [int(path.name.split("-")[1]) for path in checkpoints.steps()]
 
 

@@ -52,7 +52,6 @@ GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
 
 
 def example(package: ModuleType, name: str) -> dict[str, Any]:
-    """Return the settings of a method for this test, as in params.yaml."""
     module = registry.load(package, name, "method")
     if not hasattr(module, "Settings"):
         return {"method": name}

@@ -22,7 +22,6 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError
 from tasks.engines.engine import (
     IsEnough,
     NoServerError,
@@ -362,11 +361,7 @@ def load(
     model: PreTrainedModel | None,
     logs: Path | None = None,
 ) -> ServerEngine:
-    """Return the engine for `policy`. With `urls`, a `model` or several replicas raise an error."""
-    if settings.urls and settings.num_replicas > 1:
-        raise ParamsError(
-            "engine.urls names servers and engine.num_replicas starts them: set one of the two"
-        )
+    """Return the engine for `policy`. Raise ArtifactError for a `model` with `urls`."""
     if model is not None and settings.urls:
         raise ArtifactError(NOT_OURS)
     if settings.urls:

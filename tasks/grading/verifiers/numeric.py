@@ -156,7 +156,7 @@ def is_part(text: str, number: re.Match[str]) -> bool:
 
 
 def is_relation(text: str, found: list[re.Match[str]]) -> bool:
-    """Return whether the numbers are in an inequality, or in a false equation with an integer."""
+    """Return whether the numbers are in an inequality, or in a false equation such as `41 = 42`."""
     first, last = found[0], found[-1]
     before = TAG.sub("", text[: first.start()][-MAX_MARKED:])
     if ABOVE.search(before) or BELOW.match(TAG.sub("", text[last.end() : last.end() + BEHIND])):

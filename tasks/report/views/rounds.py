@@ -163,7 +163,7 @@ def accuracy_over(
 
 
 def rates(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Return a variant with the number of training prompts by class of pass rate, per round."""
+    """Return the variant of a chart that counts each round's training prompts by pass rate."""
     traces = []
     for place, one in enumerate(rounds, start=1):
         classes = class_of(one.profile["pass_rate"].drop_nulls())

@@ -1,8 +1,8 @@
 """The policy's view of rollouts before a step's update: log-probabilities and entropies, and the
 hidden states and gradient norms that a slot requests.
 
-This pass fixes the old log-probabilities if a batch is used for several updates, and computes
-features for baselines and selectors. It has no gradient, except for the norms.
+If a batch is used for several updates, the old log-probabilities are those of this pass. It also
+computes features for baselines and selectors. It has no gradient, except for the norms.
 
 Legend: B rollouts, N their completion tokens, L padded length, D hidden size.
 """

@@ -124,13 +124,11 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     others = trainer.learner.reference_tensors() | trainer.learner.proximal.tensors()
     for name, tensor in others.items():
         local(tensor).copy_(rows_like(tensor, tensors, name))
-    names = {name: f"{METHOD}.{name}" for name in trainer.slots.states()}
-    trainer.slots.restore(
-        {
-            name: tables[key] if key in tables else tensors[key].numpy()
-            for name, key in names.items()
-        }
-    )
+    states: dict[str, Any] = {}
+    for name in trainer.slots.states():
+        key = f"{METHOD}.{name}"
+        states[name] = tables[key] if key in tables else tensors[key].numpy()
+    trainer.slots.restore(states)
     trainer.learner.version = numbers["version"]
     trainer.state.num_steps = numbers["num_steps"]
     trainer.sync_engine()

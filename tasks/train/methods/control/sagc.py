@@ -114,7 +114,7 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
-        """Return the step's group size, its straggler rate, and the price of risk."""
+        """Return the step's group size, its straggler rate, and the multiplier of the risk."""
         return {
             "group_size": float(self.state.last_size),
             "straggler_rate": self.state.last_rate,

@@ -54,7 +54,7 @@ class Method(Generate):
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
         """Return the samples of `request`, within the budget. Raise ParamsError if the engine
-        cannot be scheduled, or if the budget is too small for one rollout."""
+        schedules requests itself, or if the budget is too small for one rollout."""
         if not isinstance(engine, ScheduledEngine):
             raise ParamsError(
                 f"train.generate.method micro_groups is for engine.name hf; {engine.name} has "

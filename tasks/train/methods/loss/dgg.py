@@ -33,8 +33,8 @@ class Settings(clip.Settings):
 
 @dataclass
 class State(Bonus):
-    """The squared norms of the last accepted gradients, how much each differed from the one before,
-    and the squared norm of the latest gradient."""
+    """The squared norms of the most recent accepted gradients, the change of each norm from the
+    previous one, and the squared norm of the current gradient, accepted or not."""
 
     norms: Floats = field(default_factory=NOTHING.copy)
     changes: Floats = field(default_factory=NOTHING.copy)
