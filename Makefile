@@ -91,10 +91,10 @@ test-extras: env  ## the tests on a Ray cluster of this machine, and of training
 	@$(PIP) install --quiet --no-deps -r requirements-ray.txt -r requirements-torchao.txt
 	@$(PYTEST) tests/engines/test_ray.py tests/train/test_optimizer.py tests/train/test_quantized.py
 
-bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and the update with torch.compile
+bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and with the machine
 	@$(PIP) install --quiet --no-deps -r requirements-bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
-	@$(BIN)/python -m tests.bench.compiled
+	@$(BIN)/python -m tests.bench.machine
 
 gpu-check: env  ## measure Winnow's parts on this machine's GPU in ten minutes; goes on where it was stopped
 	@$(BIN)/python -m tests.gpu.check --minutes 10 --out gpu-check

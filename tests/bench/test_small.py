@@ -16,11 +16,11 @@ SMALL = {
     "against_trl": "--steps 2 --rollouts 16 --repeats 1 --warmup 1",
     "allocate_scale": "--prompts 1000",
     "budgets": "--recipes grpo --amount 5e9",
-    "compiled": "--steps 1 --rounds 1 --no-large --backend eager",
     "engine_parity": "--engines hf hf --prompts 16",
     "engine_throughput": "--repeats 1 --prompts 8 --sides profile",
     "grading": "--answers 10 --programs 2 --repeats 1 --processes 1",
     "ingest_scale": "--rows 3 --near 3",
+    "machine": "--steps 2 --rounds 1 --no-large --backend eager",
     "store_scale": "--rollouts 2000 --repeats 1",
 }
 # run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
