@@ -127,7 +127,7 @@ def known() -> str:
 
 def prepare_first(root: Root) -> None:
     """Write the missing or outdated files of a root that is not a later round; its parameters are
-    copied only once. Raise ParamsError for a file, or a folder with files but none of MARKS."""
+    copied only once. Raise ParamsError if it is a file, or has files but none of MARKS."""
     if root.is_main:
         path = root.file("dvc.yaml")
         if path.read_text().startswith(derived.OWN):

@@ -65,8 +65,8 @@ def select(
     """Return (stages in order, stages left out) for these recipes and seeds; none given means all.
 
     A restriction keeps the chosen cells and their upstream stages. Stages that need all cells (the
-    report) stay if no omitted stage, and none before it, is in `changed`: DVC finds a stage changed
-    only after its inputs are. Raise SelectionError for unknown names."""
+    report) stay if no omitted stage, and none upstream of it, is in `changed`: DVC reports a stage
+    as changed only after its inputs have. Raise SelectionError for unknown names."""
     all_cells = {place: coordinates(place) for place in needs if place.startswith("evaluate@")}
     chosen_recipes = choose((recipe for _, recipe, _ in all_cells.values()), recipes, "recipe")
     chosen_seeds = choose((seed for _, _, seed in all_cells.values()), seeds, "seed")

@@ -111,7 +111,7 @@ class Stages:
             raise StageFailed(f"out of date and left out: {', '.join(late)}; run all recipes")
 
     def behind(self, stages: set[str], dvc: commands.Dvc) -> list[str]:
-        """Return what is out of date now among `stages` and the stages before them."""
+        """Return the stages that are out of date now, among `stages` and all upstream of them."""
         changed = changes_of(dvc, self.root, self.root.pipeline)
         return sorted(selection.upstream(self.needs, stages) & set(changed))
 

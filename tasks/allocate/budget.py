@@ -187,7 +187,7 @@ def rollouts_of(
 
 
 def step_size(plan: Planned, train: Values) -> float:
-    """Return the number of rollouts that a step generates, once the profile's are all replayed."""
+    """Return the number of rollouts that a step samples after the profile's were replayed."""
     batch, size, replay = train["batch"], plan.group_size, completed("replay", train["replay"])
     is_fresh = bool(reading_slots({"replay": replay})) or replay.get("folders") == []
     share = 0.0 if is_fresh else replay.get("share", 0.0)

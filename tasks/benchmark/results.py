@@ -72,8 +72,8 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def append_result(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line and sync it to disk. Remove a partial last line first, or end a whole one, so
-    that the new line stands alone."""
+    """Append a line and sync it to disk. First remove a partial last line, or terminate a
+    whole one, so that the new line stands alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, sort_keys=True) + "\n"
     with path.open("a+b") as file:

@@ -56,7 +56,7 @@ def page(
     yield ""
     yield (
         f"Made from `{source}` by `winnow bench`: {len(lines)} cells, "
-        f"{len(failed)} of them failed, {wall:.1f} hours of cells ({cpu:.1f} of CPU time); "
+        f"{len(failed)} of them failed, {wall:.1f} hours of run time ({cpu:.1f} of CPU time); "
         f"{'; '.join(machines) or 'nothing has run yet'}. "
         "How to read it: [the guide](../guide/benchmark.md)."
     )

@@ -84,7 +84,7 @@ def load(path: Path) -> dict[str, Any]:
         params = parsed(path.read_text())
         check_finite(params, path.name)
     except FileNotFoundError as error:
-        raise ParamsError(f"{path} does not exist: restore it, or name another file") from error
+        raise ParamsError(f"{path} does not exist: restore it, or correct the path") from error
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not YAML: {in_one_line(error)}") from error
     except (UnicodeDecodeError, RecursionError) as error:

@@ -68,9 +68,9 @@ def training_memory(
     """Return one rank's memory for training `num_parameters` in float32, beside a reference of
     `num_reference` parameters (0 without one). Autocast casts `num_cast` of the policy's
     parameters. The logits of `tokens_per_chunk` tokens are in memory at once. If the policy is
-    split over `num_shards` ranks, the one layer that is gathered at a time is not counted, nor its
-    low-precision copy. `num_trained` is the number of adapter parameters if only adapters are
-    trained. AdamW's moments have `optimizer_bits` each, even in tensors too small for 8 bits."""
+    split over `num_shards` ranks, its weights are counted, because they are not loaded yet; the
+    layer that is gathered at a time is not. `num_trained` is the number of adapter parameters if
+    only these are trained. AdamW's moments have `optimizer_bits` each, also in small tensors."""
     weights = FLOAT32 * num_parameters
     trained = weights if num_trained is None else FLOAT32 * num_trained
     moments = MOMENTS * MOMENT[optimizer_bits] * trained / FLOAT32

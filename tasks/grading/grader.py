@@ -163,7 +163,6 @@ class Grader:
         return self.pool
 
     def close(self) -> None:
-        """Stop the processes."""
         if self.pool is not None:
             self.pool.close()
             self.pool = None

@@ -11,7 +11,7 @@ define:
   check is that the gold is not an `error`. Set `canonical_completion = None` if that applies to all
   golds. Without the function, the gold itself is the completion.
 - `texts(answer)`: returns the answers in a gold, if the verifier has its own form for several.
-- `FORMS`: the keys of golds (see `golds`) that it supports besides `answer`, if not all of them.
+- `FORMS`: the keys of JSON golds (see `golds`) that it supports besides `answer`; default: all.
 - `uses(settings)`: returns the names of verifiers that this verifier calls; `verify` then receives
   a mapping `verifiers` from these names to the loaded verifiers.
 - `ALONE = True`: no other verifier may call it.

@@ -13,6 +13,8 @@ from typing import Any
 from tasks.common.config import yaml_tags
 from tasks.common.files import ArtifactError, digest, digest_file
 
+LOADERS = ("arrow", "csv", "json", "parquet", "text")  # of `datasets`, for local files
+
 
 def task_files(folder: Path, installed: Path | None = None) -> list[Path]:
     """Return the YAML files below `folder` and their includes, except files below `installed`,
@@ -60,7 +62,8 @@ def data_files(path: Path) -> Iterator[str]:
     folder. Raise ArtifactError if a pattern matches none."""
     settings = yaml_tags.read(path)
     source, part = (next(named(settings, key), "") for key in ("dataset_path", "data_dir"))
-    folder = os.path.join(source if os.path.isdir(source) else "", part)
+    is_local = os.path.isdir(source) or source in LOADERS
+    folder = os.path.join(source * os.path.isdir(source), part * is_local)
     every = ["**"] if os.path.isdir(folder) else []
     for pattern in [*named(settings, "data_files")] or every:
         if "://" in pattern:
@@ -69,6 +72,6 @@ def data_files(path: Path) -> Iterator[str]:
         if not found:
             raise ArtifactError(
                 f"{path}: {pattern} does not exist; use an absolute path, or one relative to "
-                "the project's folder"
+                f"{folder or 'the project'}"
             )
         yield from (name for name in found if Path(name).is_file())

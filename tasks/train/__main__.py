@@ -9,13 +9,6 @@ from pathlib import Path
 from tasks.common.processes import ending
 
 
-def file(text: str) -> Path:
-    """Return the path of an existing file; argparse reports the error."""
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text} is not a file: name a run's rollouts.parquet")
-    return Path(text)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add options for interactive use; a pipeline does not need them."""
     parser.add_argument(
@@ -23,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--from-rollouts",
-        type=file,
+        type=Path,
         help="take the rollouts of a finished run's rollouts.parquet instead of sampling them",
     )
 

@@ -72,6 +72,8 @@ def main(run: stage.Stage) -> None:
     record_inputs(run, components)
 
     replayed = run.options.from_rollouts
+    if replayed is not None and not replayed.is_file():
+        raise ArtifactError(f"{replayed} is not a file: name a run's rollouts.parquet")
     if replayed is not None:  # the record contains only the trunk's rollouts
         settings = dataclasses.replace(settings, branches=[])
     out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
@@ -263,8 +265,8 @@ def build(
         State(),
         read_demonstrations(context, prompts, profile, tokenizer),
     )
-    # impossible features, and an engine that rejects the policy's weights, must fail before it has
-    # sampled anything; and with 4-bit weights the trained policy differs from the one in the folder
+    # fail before anything is sampled if a slot requests features that cannot be computed, or if the
+    # engine rejects the weights; with 4-bit weights the policy also differs from the folder's
     features, last = trainer.features(), policy.architecture.num_layers
     layer = None if features is None else features.hidden_layer
     if layer is not None and not -last - 1 <= layer <= last:

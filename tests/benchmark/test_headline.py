@@ -49,7 +49,6 @@ def line(
 
 
 def trial(tested: dict[str, Any], validation: float, seed: int = 1000) -> dict[str, Any]:
-    """Return the trial behind a test run."""
     return {**tested, "measures": "validation", "seed": seed, "validation": validation}
 
 

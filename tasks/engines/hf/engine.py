@@ -60,7 +60,7 @@ class HfEngine(StoppableEngine):
         self.shares_weights = False
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy `weights` into the model, unless it is the trainer's own."""
+        """Copy `weights` into the model, unless the model is the trainer's own."""
         if self.shares_weights:
             return
         with torch.no_grad():

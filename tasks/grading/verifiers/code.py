@@ -100,7 +100,7 @@ def ready(settings: Settings) -> None:
             "`sandbox: process`, which does not protect from hostile programs"
         )
     (reason,) = Execution("", golds.read_gold('{"asserts": ["pass"]}'), settings).failures()
-    if reason is not None:
+    if settings.prelude and reason is not None:
         raise ParamsError(
             f"`prelude` {settings.prelude!r} does not run: {reason}. Correct it, or set `packages: "
             "true` if it needs a package of this environment"
@@ -130,7 +130,6 @@ def refuse_others(tests: AssertTests) -> None:
 
 
 def number_of(tests: Tests) -> int:
-    """Return the number of tests."""
     return len(tests.statements if isinstance(tests, AssertTests) else tests.inputs)
 
 

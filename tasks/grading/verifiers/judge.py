@@ -24,8 +24,6 @@ canonical_completion = None  # golds are not judged
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one judge; see the module docstring."""
-
     url: str
     model: str
     key_variable: str | None

@@ -1,8 +1,8 @@
 """`higher_lower`: the gold answer is a number. The environment replies that the policy's number is
 too small or too large, until it is right.
 
-Numbers are read and compared as in the verifier `numeric`; of a list, only the last one counts.
-A turn without a number, or with x / 0, gets `no_number`. Replies are settings, to suit the policy.
+Numbers are read and compared as in the verifier `numeric`; in a list only the last one counts. A
+turn without a number, or with x / 0, gets `no_number`. The wording of the replies is a setting.
 """
 
 from dataclasses import dataclass

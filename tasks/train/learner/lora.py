@@ -31,7 +31,7 @@ BLOCK, SCALES = 64, 256  # weights per scale, and scales per second-level scale
 
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
     """Add adapters with zero output to `model`, and freeze everything else. Raise ArtifactError if
-    a name in `settings.modules` has no module, or one that is not a linear layer with own weights:
+    a name in `settings.modules` matches no module, or one that is no linear layer with own weights:
     an embedding, an output head tied to it, experts and their router, or the Conv1D of GPT-2."""
     from peft import LoraConfig, get_peft_model
 

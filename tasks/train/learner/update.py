@@ -77,7 +77,7 @@ class UpdateStats:
 
     @property
     def active_share(self) -> float:
-        """The share of tokens that are neither clipped nor have a weight that a bound changed."""
+        """The share of tokens that are not clipped and whose weight no bound changed."""
         return 1.0 - self.inactive / max(self.num_tokens, 1)
 
 

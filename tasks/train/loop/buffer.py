@@ -60,8 +60,8 @@ def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
 
 
 def cut(request: GroupRequest, most: int, settings: TrainSettings) -> GroupRequest:
-    """Return the request cut, near the end of a budget, to its first rollouts that count as `most`
-    in the batch's unit. Return it whole if the batch counts prompts."""
+    """Return the request cut, near the end of a budget, to the first rollouts that `most` needs, in
+    the batch's unit. Return it whole if the batch counts prompts."""
     if settings.batch.unit == "prompts":
         return request
     limit = settings.select["keep"] if settings.batch.counts == "kept" else request.counts

@@ -1,7 +1,7 @@
 """`mixed`: only groups with different rewards, as in DAPO's dynamic sampling (arXiv 2503.14476).
 
-With `grpo` and most other advantages, groups of equal rewards have no gradient; with `raw` and
-others that need no group they have one, which is dropped here. Unlike with `all`, their update is
+With `grpo` and most other advantages, groups of equal rewards have no gradient. With advantages
+that need no group, such as `raw`, they do, and `mixed` drops it. Unlike with `all`, their update is
 not charged, and with `train.divisor: kept` they are not in the loss's denominator.
 """
 
