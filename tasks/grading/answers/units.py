@@ -76,7 +76,7 @@ TABLE: dict[str, dict[str, str]] = {
     "amount": {"mol mole": "1"},
     "magnetism": {"tesla": "1", "gauss": "1/10000"},
 }  # fmt: skip
-MADE_OF = {
+MADE_OF = {  # derived dimensions
     "volume": {"length": 3},
     "speed": {"length": 1, "time": -1},
     "frequency": {"time": -1},

@@ -16,7 +16,7 @@ MAX_WHOLE_BYTES = 2 << 30  # of JSON other than JSON Lines, which is read whole
 MAX_EXPANSION = 1000  # of a compressed file or a table, ...
 SMALLEST_LIMIT = 256 << 20  # ... but no limit is below this number of bytes
 HEAD = 1000  # characters kept of a row above the limit
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # by a file's first bytes
 NOT_READ = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
 
 

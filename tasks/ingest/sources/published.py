@@ -50,7 +50,7 @@ USUAL = form("problem", "answer")
 PROVABLE = {"question_type": ["math-word-problem", "MCQ"]}
 GPQA_OPTIONS = ["Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))]
 
-SETS = {
+SETS = {  # training sets, then test sets
     "dapo_math_17k": VERL,
     "deepscaler": USUAL,
     "deepscaler_verl": replace(VERL, question="extra_info.question"),

@@ -88,7 +88,7 @@ class Method(Generate):
         center = history.mean(0)
         centered = history - center
         known, lengths = centered[:, :2], centered[:, 2]
-        slopes = np.linalg.solve(known.T @ known + np.eye(2), known.T @ lengths)
+        slopes = np.linalg.solve(known.T @ known + np.eye(2), known.T @ lengths)  # ridge, penalty 1
         return np.asarray(center[2] + (features - center[:2]) @ slopes)
 
     def observe(self, rollouts: Rollouts) -> None:

@@ -139,7 +139,7 @@ class Method(Generate):
         self, conversations: list[Conversation], limit: int, asked: Asked
     ) -> list[Conversation]:
         """Append the environment's replies, and return the conversations that continue."""
-        from tasks.models.prompts import decode, render_reply
+        from tasks.models.prompts import decode, render_reply  # transformers takes seconds to load
 
         found = []
         for one in conversations:
