@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tasks.common.files import ArtifactError, write_text
+from tasks.common.files import ArtifactError, digest_file, write_text
 from tasks.common.recovery import how_to_restore
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,13 @@ def read_note(path: Path) -> dict[str, Any]:
     except DamagedError as error:
         logger.warning("%s %s: ignoring it", path, error)
         return {}
+
+
+def read_note_of(path: Path, file: Path) -> dict[str, Any]:
+    """Return the note of the run that wrote `file`. Return an empty dictionary if there is none, or
+    if it is of another run: DVC restores a run's files, and not its note."""
+    note = read_note(path)
+    return note if file.is_file() and note.get("of") == digest_file(file) else {}
 
 
 def encode(value: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.accounting.device_time import A100, H100, H200
-from tasks.common.checksums import read_checked
-from tasks.common.files import ArtifactError, digest_file
+from tasks.common.checksums import read_checked, read_note_of
+from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.doctor.ranges import Range, around
 
@@ -22,7 +22,7 @@ OTHER_GPU_FLOPS = 100e12
 CPU_FLOPS = Range(2e9, 2e10, 1e11)
 MEASURED_FACTOR = 1.3  # uncertainty in both directions: load, lengths and batches vary between runs
 SAME_SIZE = 2.0  # maximum ratio of sizes at which a rate is used
-OF = {"profile": "profile.parquet", "train": "curve.parquet"}  # the files that name a run
+OF = {"profile": "profile.parquet", "train": "curve.parquet"}  # their digests identify a run
 STAGE_SECONDS = Range(2.0, 10.0, 60.0)
 """The fixed time of a stage for its start, files and record."""
 
@@ -84,16 +84,15 @@ def measured_training(layout: Layout, num_parameters: float) -> Iterator[float]:
 def measured(
     folder: Path, note: Path, part: str, phases: tuple[str, ...], num_parameters: float
 ) -> Iterator[float]:
-    """Yield the rate from a folder's files, if they exist, the note is of this run and not of an
-    earlier one that DVC has replaced, and the policy has a similar size."""
+    """Yield the rate of the run in a folder, if its files and its note exist, and the policy has a
+    similar size."""
     with suppress(ArtifactError, KeyError, TypeError, AttributeError):
-        flops, cost = read_checked(folder / "flops.json"), read_checked(note)
-        is_own = cost["of"] == digest_file(folder / OF[part])
+        flops, cost = read_checked(folder / "flops.json"), read_note_of(note, folder / OF[part])
         charged = sum(flops["charged"][phase] for phase in phases)
         sampled = phases[0]
         # 2 P for every sampled token
         size = flops["charged"][sampled] / max(2.0 * flops["tokens"][sampled], 1.0)
         seconds = cost["seconds"][part]
         is_same = num_parameters / SAME_SIZE <= size <= num_parameters * SAME_SIZE
-        if seconds > 0 and charged > 0 and is_same and is_own:
+        if seconds > 0 and charged > 0 and is_same:
             yield charged / seconds

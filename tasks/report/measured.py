@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from tasks.common.artifacts import Layout
-from tasks.common.checksums import read_note
-from tasks.common.files import digest_file
+from tasks.common.checksums import read_note_of
 from tasks.common.tracking.pipelines import git_tags, this_host
 from tasks.report.evidence import Evidence, Json, Trained
 
@@ -35,11 +34,7 @@ def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
     for run in evidence.trained:
         path = layout.train(run.recipe, run.seed) / "curve.parquet"
         of[run.name] = (f"{run.recipe}-{run.seed}", path)
-    notes = {name: read_note(layout.measured(note)) for name, (note, _) in of.items()}
-    return {
-        name: note if note.get("of") == digest_file(of[name][1]) else {}
-        for name, note in notes.items()
-    }
+    return {name: read_note_of(layout.measured(note), file) for name, (note, file) in of.items()}
 
 
 def words_of(found: Json) -> str:
