@@ -128,6 +128,7 @@ def explain_params(
     return [
         phrase
         for name in names
+        if name != "digest"  # of the others
         for phrase in differences(name, before.get(name, MISSING), find(values, name))
     ]
 

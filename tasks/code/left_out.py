@@ -8,6 +8,7 @@ FILES = {
     "tasks/code/": "digests of the code; the stages do not load it",
     "tasks/common/config/changes.py": "descriptions of changes",
     "tasks/common/code.py": "digests of the code, for records",
+    "tasks/common/inputs.py": "only stops a stage whose inputs have changed",
     "tasks/common/locations.py": "access to locations: the bytes are the same from all of them",
     "tasks/common/processes/ending.py": "when a process ends",
     "tasks/common/processes/forks.py": "how a stage's process starts",

@@ -55,8 +55,14 @@ def hexdigest(content: bytes) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """Return a 16-digit hex digest: of the syntax tree if the file is Python, else of its bytes."""
-    return facts(read(path)).digest if path.suffix == ".py" else hexdigest(read(path))
+    """Return the 16-digit hex digest of a file, which is read once per process."""
+    return digest_of_bytes(read(path), path.suffix)
+
+
+def digest_of_bytes(content: bytes, suffix: str) -> str:
+    """Return a 16-digit hex digest: of the syntax tree if a file with this suffix is Python, else
+    of its bytes. Raise SyntaxError for Python that cannot be parsed."""
+    return facts(content).digest if suffix == ".py" else hexdigest(content)
 
 
 def dump(node: Any) -> str:

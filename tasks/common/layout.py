@@ -18,6 +18,17 @@ class Layout:
         """Return the path of the code digests of a stage, or of a stage of one recipe."""
         return self.code_folder / (recipe or "") / f"{stage}.json"
 
+    @property
+    def code_params(self) -> Path:
+        """Return the path of the copy of params.yaml that the stage `code` makes."""
+        return self.code_folder / "params.yaml"
+
+    @property
+    def code_note(self) -> Path:
+        """Return the path of a note with the digests of all files of the code. It only saves time,
+        and is not an output of the stage `code`."""
+        return self.locks / "code.json"
+
     def prompts(self, split: str) -> Path:
         return self.root / "prompts" / f"{split}.parquet"
 

@@ -73,7 +73,7 @@ def of_cell(layout: Layout, name: str, seed: int) -> dict[str, Any]:
         if not path.exists():
             raise ArtifactError(f"{path} does not exist: run the pipeline, or its stage code")
         found = merged(found, params.load(path))
-    return found
+    return {key: value for key, value in found.items() if key != "digest"}
 
 
 def has_reference(train: Mapping[str, Any]) -> bool:

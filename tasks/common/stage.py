@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from tasks.common import params, tracking
 from tasks.common.files import ArtifactError, explain_write, require_writable
+from tasks.common.inputs import Inputs, is_under_dvc, params_file
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tasks.common.processes import ending, forks
@@ -47,6 +48,7 @@ class Stage:
     seed: int | None
     options: argparse.Namespace
     tracker: tracking.Tracker
+    inputs: Inputs | None = None  # under DVC
 
     @classmethod
     def unrecorded(
@@ -65,6 +67,12 @@ class Stage:
 
     def section(self, name: str, cls: type[T]) -> T:
         return params.section(self.params, name, cls)
+
+    def check_inputs(self) -> None:
+        """Raise ArtifactError if an input has changed since the start, under DVC. Every stage ends
+        with this check; a stage that deletes what it would resume from calls it before."""
+        if self.inputs:
+            self.inputs.check()
 
     def coordinates(self) -> tuple[str, int]:
         """Return the recipe and the seed, for a stage that has both."""
@@ -102,6 +110,7 @@ def run(
     if options:
         options(parser)
     arguments = parser.parse_args()
+    arguments.params = params_file(Layout(arguments.data), arguments.params)
     if of_cell:
         set_cell(parser, arguments, alone)
     atexit.register(gc.freeze)  # else Python collects torch's garbage at exit: two seconds
@@ -143,16 +152,18 @@ def set_cell(
 def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
     recipe, seed = getattr(arguments, "recipe", None), getattr(arguments, "seed", None)
     started = time.perf_counter()
+    layout = Layout(arguments.data)
+    # only rank 0 of a stage writes the record; a dry run writes nothing
+    is_main = os.environ.get("RANK", "0") == "0" and not getattr(arguments, "dry_run", False)
     try:
-        main: Callable[[Stage], None] = importlib.import_module(module).main
         if recipe is not None:
             params.check_recipe(recipe, "--recipe")
         params.at_least(0, __seed=seed or 0)
+        under_dvc = is_main and is_under_dvc(layout)
+        inputs = Inputs.at_start(layout, name, recipe, seed) if under_dvc else None
+        main: Callable[[Stage], None] = importlib.import_module(module).main
         values = params.load(arguments.params)
         settings = params.section(values, "tracking", tracking.Tracking)
-        layout = Layout(arguments.data)
-        # only rank 0 of a stage writes the record; a dry run writes nothing
-        is_main = os.environ.get("RANK", "0") == "0" and not getattr(arguments, "dry_run", False)
         for place in layout.written_by(name, recipe, seed) if is_main else ():
             require_writable(place)  # now, not after hours of work
         record = (
@@ -161,7 +172,9 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
             else nullcontext(tracking.Tracker())
         )
         with record as tracker:
-            main(Stage(name, values, layout, recipe, seed, arguments, tracker))
+            stage = Stage(name, values, layout, recipe, seed, arguments, tracker, inputs)
+            main(stage)
+            stage.check_inputs()
     except KeyboardInterrupt:
         logger.warning("interrupted; run the same command again to resume")
         return ending.interrupted()

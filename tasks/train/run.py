@@ -111,6 +111,11 @@ def main(run: stage.Stage) -> None:
         write_results(trainer, checkpoints, out)
         if not ranks.is_main:
             return
+        try:
+            run.check_inputs()
+        except ArtifactError:
+            checkpoints.delete()  # its last step would be resumed, with the same result
+            raise
         if replayed is None:
             write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
         if under_dvc:

@@ -245,4 +245,5 @@ def test_exactly_the_files_of_the_cells_are_written(tmp_path: Path) -> None:
     stages = {"ingest", "policy", "profile", "baseline", "report"}
     recipes = {f"{r}/{s}" for r in ("grpo", "pods") for s in ("allocate", "train", "evaluate")}
     kinds = ("json", "params.yaml")
-    assert written == {f"{name}.{kind}" for name in stages | recipes for kind in kinds}
+    files = {f"{name}.{kind}" for name in stages | recipes for kind in kinds}
+    assert written == {"params.yaml", *files}

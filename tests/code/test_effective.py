@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dvc.stage.cache import _get_cache_hash
 
-from tasks.code.effective import complete, of_cells
-from tasks.code.origins import recipe_rows, rows
+from tasks.code.__main__ import with_digest, write
+from tasks.code.effective import SECTIONS, complete, of_cells
+from tasks.code.origins import leaves, recipe_rows, rows
 from tasks.code.schema import schema
-from tasks.common import params
+from tasks.common import params, recipes
 from tasks.common.code import ROOT
 from tasks.common.params import ParamsError
 from tasks.train.methods.loss import clip
@@ -63,6 +67,166 @@ def test_a_value_changes_the_cells_that_it_can_change(
     sections: dict[str, Any], cells: set[str]
 ) -> None:
     assert changed(**sections) == cells
+
+
+SAMPLED = {"profile", "baseline", "grpo/evaluate", "grpo/train"}
+GRADED = {*SAMPLED, "ingest"}
+CELL = {"grpo/allocate", "grpo/train"}
+READERS: dict[str, set[str]] = {
+    "experiment.recipes": {
+        "report",
+        *(f"sgpo/{name}" for name in ("allocate", "train", "evaluate")),
+    },
+    "experiment.seeds": {"report"},
+    "experiment.budget": {"report", "grpo/allocate"},
+    "ingest": {"ingest"},
+    "policy": {"policy"},
+    "policy.trust_remote_code": set(),  # of an external policy alone
+    "sampling": {*SAMPLED, "grpo/allocate"},
+    "engine": set(),
+    "engine.name": {"grpo/train"},
+    "engine.dtype": {"grpo/train"},
+    "engine.vllm": {*SAMPLED, "grpo/allocate"},
+    "verify": set(),
+    **dict.fromkeys(("verify.seconds", "verify.memory_gb", "verify.verifiers"), GRADED),
+    "profile": {"profile"},
+    "gates": {"grpo/allocate"},
+    "allocate": {"grpo/allocate"},
+    "train": {"grpo/train"},
+    **dict.fromkeys(
+        ("train.updates", "train.correction", "train.prompt_gradient", "train.warm_start"), CELL
+    ),
+    **dict.fromkeys(
+        (f"train.{slot}.method" for slot in ("control", "generate", "advantage", "loss")), CELL
+    ),
+    **dict.fromkeys(("train.select", "train.replay"), CELL),
+    "evaluate": {"baseline", "grpo/evaluate"},
+    "report": {"report"},
+    **{key: set[str]() for key in ("store", "learner", "guards", "checkpoint", "tracking")},
+}
+"""The cells of the recipe grpo whose results the values under a key can change. The longest key
+that a value's name starts with counts."""
+
+VALUES: dict[str, Any] = {
+    "experiment.recipes": ["grpo", "sgpo"],
+    "experiment.seeds": [0, 1],
+    "experiment.budget.account": "charged",
+    "policy.source": "hf://org/name@main",
+    "policy.tiny.training.device": "cuda",
+    "engine.name": "server",
+    "engine.device": "cpu",
+    "engine.dtype": "bfloat16",
+    "engine.weight_transfer": "nccl",
+    "engine.urls": ["http://127.0.0.1:8000"],
+    "store.location": "elsewhere",
+    "verify.verifiers": {"mine": {"method": "math"}},
+    "train.batch.unit": "prompts",
+    "train.betas": [0.8, 0.95],
+    "train.dtype": "bfloat16",
+    "train.lora": {"rank": 4, "alpha": 8.0, "modules": ["all-linear"], "base_bits": 32},
+    "train.warm_start": {"data": "profile", "steps": 2},
+    "train.advantage_over": "pool",
+    "train.divisor": "kept",
+    "train.correction.ratio_to": "sampler",
+    "train.correction.level": "sequence",
+    "train.correction.mode": "mask",
+    "train.correction.reject": {"level": "sequence", "low": 0.5, "high": 2.0},
+    "train.shape": [{"method": "length"}],
+    "train.select.method": "mixed",
+    "train.control.method": "dapo",
+    "train.advantage.method": "rloo",
+    "train.advantage.scale": "batch",
+    "train.loss.ratio": "sequence",
+    "train.loss.normalize": "sequence",
+    "tracking.uri": "sqlite:///other.db",
+    "tracking.experiment": "other",
+    "tracking.also": ["tensorboard"],
+}
+"""Another value of those settings for which the kind of the value does not suggest one."""
+
+ELSEWHERE = {
+    "sampling.top_p": "training refuses others",
+    "sampling.top_k": "training refuses others",
+    "engine.vllm": "needs vLLM as the engine",
+    "train.batch.counts": "needs a slot that keeps a fixed number",
+    "train.optimizer_bits": "needs torchao",
+    "train.branches": "needs train.decay_share",
+    "train.correction.proximal": "needs train.max_staleness",
+    "engine.cluster": "needs a cluster",
+    "train.reference.source": "needs a folder with a policy",
+    "train.in_flight_updates": "needs a server and several other settings",
+    "train.over_provision": "needs a server and several other settings",
+    "train.reference.reset_every": "needs a KL term",
+    "train.generate.method": "others need settings of their own",
+    "train.replay.method": "others need settings of their own",
+    "train.loss.method": "others have other keys",
+    "learner.shard": "needs several processes",
+    "learner.replicas": "needs several processes",
+}
+"""Leaves that cannot be changed alone, and why."""
+
+
+def others(value: Any) -> list[Any]:
+    """Return values of the same kind, of which one is usually valid."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value * 0.5, value + 0.25] if isinstance(value, float) else [value + 1, value - 1]
+    return [0.5, 2] if value is None else [[*value, *value[-1:]]] if isinstance(value, list) else []
+
+
+def with_value(values: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    key, _, rest = name.partition(".")
+    inner = with_value(values.get(key) or {}, rest, value) if rest else value
+    return {**values, key: inner}
+
+
+def accepted(values: dict[str, Any], name: str, value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all values of the experiment with other values of one leaf, where they are valid."""
+    for other in [VALUES[name]] if name in VALUES else others(value):
+        with suppress(ParamsError):
+            if other != value:
+                yield complete(with_value(values, name, other))
+
+
+def keys_of(whole: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Return the settings of every cell, and the key that DVC's run cache has for them."""
+    cells = {name: with_digest(name, chosen) for name, chosen in of_cells(whole).items()}
+    key = _get_cache_hash
+    return {name: (each, key({"params": {"f": each}}, key=True)) for name, each in cells.items()}
+
+
+def test_every_value_repeats_exactly_the_cells_that_it_can_change() -> None:
+    values = {**WRITTEN, "experiment": {**WRITTEN["experiment"], "recipes": ["grpo"]}}
+    whole = complete(values)
+    before, unchanged, wrong = keys_of(whole), set(), {}
+    for name, value in leaves({key: whole[key] for key in SECTIONS}, ""):
+        found = next(accepted(values, name, value), None)
+        if found is None:
+            unchanged.add(name)
+            continue
+        after = keys_of(found)
+        missing = ({}, "")
+        moved, rerun = (
+            {cell for cell, both in after.items() if both[i] != before.get(cell, missing)[i]}
+            for i in (0, 1)
+        )
+        of = max((key for key in READERS if f"{name}.".startswith(f"{key}.")), key=len)
+        if not moved == rerun == READERS[of]:
+            wrong[name] = (moved, rerun)
+    assert wrong == {}
+    assert unchanged == {*ELSEWHERE}
+
+
+def test_the_copy_of_the_parameters_has_the_same_settings(tmp_path: Path) -> None:
+    own = {"mine": {"from": "winnow", "train": {"learning_rate": 1e-5}}, "grpo": {"train": {}}}
+    experiment = {**WRITTEN["experiment"], "recipes": ["grpo", "mine"]}
+    values = {**WRITTEN, "experiment": experiment, "recipes": own}
+    write(values, ROOT, tmp_path)
+    copy = params.load(tmp_path / "params.yaml")
+    assert complete(copy) == complete(values)
+    assert recipes.FOLDER.joinpath("winnow.yaml").exists()  # but the copy does not read it
+    assert [set(recipe) for recipe in copy["recipes"].values()] == [{"allocate", "train"}] * 2
 
 
 def test_an_external_policy_does_not_depend_on_the_tiny_policy() -> None:

@@ -34,7 +34,11 @@ def test_other_root_has_all_stages_and_no_path_of_the_first() -> None:
 
 
 def test_dvc_stores_all_outputs_of_another_root() -> None:
-    assert all(isinstance(out, str) for out in stages("other")["policy"]["outs"])
+    found = stages("other")
+    outs = [out for stage in found.values() for out in stage["outs"] if isinstance(out, dict)]
+    persistent = ("other/code", "other/policy", "other/policy.json")
+    assert outs == [{path: {"persist": True}} for path in persistent]
+    assert found["report"]["outs"][-1] == "other/report/plots"
     made = yaml.safe_load(pipeline(TEXT, SECOND, Round(("data",), SGPO)))
     assert (made["metrics"], made["plots"]) == (["report/metrics"], ["report/plots"])
 

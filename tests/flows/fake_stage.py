@@ -4,12 +4,13 @@ dvc.yaml of its data root declares. The report names sgpo as the champion.
 The scratch project of the tests runs it as `python -m tasks.<stage>`. Its outputs depend on its
 parameters and data, not on its code, like those of the real stages: a comment changes no output.
 `behaviour.json` at the root makes a stage fail, hang until it is killed, wait until all stages that
-are to meet run at the same time, or import until dvc ends."""
+are to meet run at the same time, import until dvc ends, or run a shell command."""
 
 import hashlib
 import json
 import logging
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,19 +19,13 @@ from typing import Any
 import yaml
 
 from tasks.common.checksums import write_checked
-from tasks.common.params import coordinates
+from tasks.common.files import ArtifactError
+from tasks.common.inputs import Inputs, entry_of, params_file
+from tasks.common.layout import Layout
+from tasks.common.params import coordinates, load
 from tasks.common.processes.ending import die_with_parent, interrupt_on_terminate
 
 ROOT = sys.argv[sys.argv.index("--data") + 1]
-
-
-def entry_of(stage: str) -> dict[str, Any]:
-    file = Path("dvc.yaml") if ROOT == "data" else Path(ROOT) / "dvc.yaml"
-    text = json.dumps(yaml.safe_load(file.read_text())["stages"][stage])
-    _, recipe, seed = coordinates(os.environ["DVC_STAGE"])
-    text = text.replace("${item.recipe}", str(recipe)).replace("${item.seed}", str(seed))
-    entry: dict[str, Any] = json.loads(text)
-    return entry
 
 
 def content(path: Path) -> list[tuple[str, str]]:
@@ -42,9 +37,13 @@ def is_data(dep: str) -> bool:
     return dep.startswith(("data/", f"{ROOT}/")) and not dep.startswith(f"{ROOT}/code/")
 
 
-def digest(entry: dict[str, Any]) -> str:
+def digest(entry: dict[str, Any], values: dict[str, Any]) -> str:
+    """Return the digest of a stage's data, its settings, and the number of samples that it would
+    draw with the parameters `values`."""
     files = [file for each in entry["params"] for file in each]
     read = [yaml.safe_load(Path(file).read_text()) for file in files]
+    if any("profile" in each for each in read):
+        read.append(values["profile"])
     data = [content(Path(dep)) for dep in entry["deps"] if is_data(dep)]
     return hashlib.sha256(json.dumps([read, data]).encode()).hexdigest()
 
@@ -101,6 +100,8 @@ def behave(stage: str) -> None:
             if time.monotonic() > deadline:
                 sys.exit(f"{stage} is alone")
             time.sleep(0.02)
+    if wanted and wanted.startswith("sh: "):
+        subprocess.run(wanted.removeprefix("sh: "), shell=True, check=True)
 
 
 def main() -> None:
@@ -111,7 +112,13 @@ def main() -> None:
         hang(os.environ["DVC_STAGE"])
     die_with_parent()
     interrupt_on_terminate()
-    stage = os.environ["DVC_STAGE"].rpartition(":")[2].partition("@")[0]
+    stage, recipe, seed = coordinates(os.environ["DVC_STAGE"].rpartition(":")[2])
+    layout = Layout(Path(ROOT))
+    try:
+        inputs = Inputs.at_start(layout, stage, recipe, seed)
+    except ArtifactError as error:
+        sys.exit(str(error))
+    values = load(params_file(layout, Path(sys.argv[sys.argv.index("--params") + 1])))
     print(f"this is {os.environ['DVC_STAGE']}, live", flush=True)
     print(f"GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}", file=sys.stderr, flush=True)
     try:
@@ -125,12 +132,17 @@ def main() -> None:
         write(str(note), "")
         message = "40 rollouts reused, 8 sampled: 1 prompt new to the store"
         write_checked(note, {"sampled": {"said": message}})
-    entry = entry_of(stage)
+    entry = entry_of(layout, stage, recipe, seed)
+    made = digest(entry, values)
     for out in entry["outs"]:
-        write(out, digest(entry))
+        write(out, made)
     if stage == "report":
-        summary = {"champion": {"recipe": "sgpo", "seed": 0}, "why": f"as it is {digest(entry)}"}
+        summary = {"champion": {"recipe": "sgpo", "seed": 0}, "why": f"as it is {made}"}
         write_checked(Path(ROOT) / "report" / "summary.json", summary)
+    try:
+        inputs.check()
+    except ArtifactError as error:
+        sys.exit(str(error))
 
 
 main()

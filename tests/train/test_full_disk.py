@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.common.files import digest_folder
+from tasks.common.files import digest_folder, write_json
 from tasks.train.checkpoint import results
 from tests.files import plant
 from tests.full import largest_file, remount, small_disk
@@ -122,6 +122,29 @@ def test_damaged_results_or_those_of_another_run_are_refused(fault: str, tmp_pat
     assert not results.restore(out, folder, "key", [])
     assert not out.exists()
     assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("full_disk")
+def test_training_whose_inputs_changed_keeps_nothing_to_restore(
+    guesser: Path, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    write_json(layout.code("train", "r"), {"files": {}, "versions": {}})
+    shutil.copy(tmp_path / "params.yaml", layout.code_params)
+    settings = layout.code("train", "r").with_suffix(".params.yaml")
+    settings.write_text("{}")
+    monkeypatch.setenv("DVC_STAGE", "train@r-0")
+    for written, status in ((["tracking/mlflow.db"], 1), ([], 0)):  # which the stage itself writes
+        deps = [str(tmp_path / name) for name in written]
+        entry = {"deps": deps, "params": [{str(settings): None}]}
+        write_json(tmp_path / "dvc.yaml", {"stages": {"train": entry}})
+        result = run_train(tmp_path)
+        assert result.returncode == status, result.output
+        assert ("mlflow.db changed while the stage ran" in result.output) is bool(status)
+        assert "resumed after" not in result.output
+        assert list(layout.checkpoints.glob("*/step-*")) == []
+    assert outputs(tmp_path) == whole
 
 
 @pytest.mark.slow

@@ -101,10 +101,17 @@ def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
             for entry in stage["params"]
             for file, keys in entry.items()
         ],
-        "outs": [
-            moved(out if isinstance(out, str) else next(iter(out)), folder) for out in stage["outs"]
-        ],
+        "outs": [relocated_out(out, folder) for out in stage["outs"]],
     }
+
+
+def relocated_out(out: str | Mapping[str, Any], folder: str) -> Any:
+    """Return an output in `folder`, with its option `persist`. DVC's cache stores all of them."""
+    if isinstance(out, str):
+        return moved(out, folder)
+    [(path, options)] = out.items()
+    here = moved(path, folder)
+    return {here: {"persist": True}} if options.get("persist") else here
 
 
 def moved(path: str, folder: str) -> str:
