@@ -1,12 +1,16 @@
-"""dvc.lock: the entries of all stages, and the reason why a file cannot be read."""
+"""dvc.lock: the entries of all stages, the reason why a file cannot be read, and the repair of a
+file that a killed dvc left incomplete."""
 
+import logging
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from tasks.common import params
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, write_text
+
+logger = logging.getLogger(__name__)
 
 CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
 REFUSED = re.compile(r"'(?:\./)?(\S*dvc\.lock)' (?:is invalid|validation failed)")
@@ -57,3 +61,28 @@ def broken(root: Path) -> list[str]:
             except LockError as error:
                 found.append(str(error))
     return found
+
+
+def keep(path: Path, copy: Path) -> None:
+    """Copy a dvc.lock before a stage runs and after it: DVC writes the file in place, so a kill can
+    leave a part of it, which may be valid."""
+    if path.exists():
+        write_text(copy, path.read_text())
+
+
+def mend(path: Path, copy: Path) -> None:
+    """Restore a dvc.lock from its copy if it has only the copy's first entries, in their order, or
+    cannot be read. Then delete the copy, which only an interrupted or killed run leaves."""
+    if not copy.exists():
+        return
+    kept, is_cut = read(copy), False
+    if path.exists():
+        try:
+            now = list(read(path))
+            is_cut = len(now) < len(kept) and now == list(kept)[: len(now)]
+        except LockError:
+            is_cut = not CONFLICT.search(path.read_text(errors="replace"))
+    if is_cut:
+        write_text(path, copy.read_text())
+        logger.warning("%s was incomplete after a kill: its last whole copy is restored", path.name)
+    copy.unlink()

@@ -71,6 +71,11 @@ class Root:
         return self.file("dvc.lock")
 
     @property
+    def lock_copy(self) -> Path:
+        """Return the path of the copy of dvc.lock during a run (see `lock.mend`)."""
+        return self.layout.locks / "dvc.lock"
+
+    @property
     def pipeline(self) -> str:
         """Return the path of the root's `dvc.yaml` relative to the project, as dvc requires it."""
         return self.file("dvc.yaml").relative_to(commands.ROOT).as_posix()

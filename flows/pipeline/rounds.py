@@ -4,13 +4,13 @@ A later round starts from a policy trained in the previous round: the champion o
 report, or a named recipe and seed. So its files are written after the previous round is done."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline import commands, health, overrides, roots
+from flows.pipeline import commands, health, lock, overrides, roots
 from flows.pipeline.roots import MAIN, Root
 from flows.pipeline.selection import SelectionError
 from flows.pipeline.stages import Stages
@@ -68,13 +68,14 @@ def locked() -> AbstractContextManager[None]:
 @contextmanager
 def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Iterator[Stages]]:
     """Yield an iterator over the Stages of each root of the request; the caller brings one root up
-    to date before it requests the next. The pipeline is locked during the block. First undo a
-    killed run's overrides, then write the recipes in `experiment`, if any, to the parameters."""
+    to date before it requests the next. The pipeline is locked during the block. First repair what
+    a killed run left, then write the recipes in `experiment`, if any, to the parameters."""
     request.check()
     first, *later = request.chain
     with locked():
         for root in {Root(), Root(first.first), first}:  # each may be copied into the next
             overrides.put_back(root.params, overrides.note_of(root.layout))
+        mend_locks([first, *later])
         if first.number == 1:
             roots.prepare_first(first)
         else:
@@ -87,9 +88,15 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
                 with commands.Dvc(is_labelled=request.concurrency > 1) as dvc:
                     yield each(dvc, request)
         finally:
+            mend_locks([first, *later])
             if request.overrides:  # restored in the first round's file, now also here
                 for root in later:
                     roots.refresh(root)
+
+
+def mend_locks(chain: Iterable[Root]) -> None:
+    for root in chain:
+        lock.mend(root.lock, root.lock_copy)
 
 
 def set_recipes(path: Path, names: Sequence[str]) -> None:

@@ -89,10 +89,16 @@ class Stages:
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
         """Run the stage. Return Ran, or Restored (from the run cache), or raise StageFailed."""
         address = self.root.address(stage)
+        self.keep_lock()
         code, started = dvc.repro(address, stage in self.forced)
+        self.keep_lock()
         if code:
             raise StageFailed(failure(address, code, started, dvc.output.lines.tail))
         return "Ran" if started else "Restored"
+
+    def keep_lock(self) -> None:
+        with commands.whole_lock():
+            lock.keep(self.root.lock, self.root.lock_copy)
 
     def changes_after_upstream(self, stage: str, dvc: commands.Dvc) -> list[Any]:
         """Return the changes of `stage`. If an upstream stage ran, request a new status from DVC,

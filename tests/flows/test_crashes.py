@@ -54,7 +54,11 @@ def test_stages_end_with_a_killed_flow_and_the_next_run_marks_it(project: Projec
     assert state_of(project, killed)[0] == "RUNNING"
     with (project.root / "data/locks/runs" / living).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as its process does
-        project.flow("sgpo")
+        lock = project.root / "dvc.lock"
+        whole = lock.read_text()
+        lock.write_text(whole[: len(whole) * 2 // 3])  # as if DVC had been writing it
+        assert "dvc.lock was incomplete after a kill" in project.flow("sgpo")
+        assert lock.read_text() == whole
         assert run_of(project) == living
     assert state_of(project, killed) == ("CRASHED", "Its process was killed; the next run resumes.")
     states = tasks_of(project, killed)

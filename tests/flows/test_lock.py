@@ -38,6 +38,37 @@ def test_unreadable_lock_is_named_with_its_repair(tmp_path: Path, content: bytes
         lock.read(path)
 
 
+ENTRIES = "".join(f"  {name}:\n    cmd: {name}\n    md5: 0a\n" for name in ("code", "a", "b", "c"))
+WHOLE = f"schema: '2.0'\nstages:\n{ENTRIES}"
+
+
+@pytest.mark.parametrize(
+    ("now", "is_restored"),
+    [
+        (WHOLE, False),
+        *((WHOLE[:end], True) for end in (0, 12, 21, 33, WHOLE.index("  c:"), len(WHOLE) - 32)),
+        (WHOLE.replace("cmd: a", "cmd: new")[: WHOLE.index("  c:")], True),  # while a is recorded
+        (WHOLE + "  d:\n    cmd: d\n", False),  # d is new
+        (WHOLE.replace("  code:", "  ingest:"), False),  # of another commit
+        (f"{GOOD}{MERGED}", False),
+        (None, False),
+    ],
+)
+def test_a_lock_that_a_kill_cut_is_restored(
+    tmp_path: Path, now: str | None, is_restored: bool
+) -> None:
+    path, copy = tmp_path / "dvc.lock", tmp_path / "locks" / "dvc.lock"
+    path.write_text(WHOLE)
+    lock.keep(path, copy)
+    path.unlink()
+    if now is not None:
+        path.write_text(now)
+    lock.mend(path, copy)
+    assert (path.read_text() if path.exists() else None) == (WHOLE if is_restored else now)
+    assert not copy.exists()
+    lock.mend(path, copy)
+
+
 def git(project: Project, *arguments: str) -> int:
     return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True).returncode
 
