@@ -26,7 +26,7 @@ from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import DECISIONS, PLAN, SAMPLES
 from tasks.common.checksums import read_checked, write_checked
-from tasks.common.files import digest_file
+from tasks.common.files import digest_file, rounded
 from tasks.engines.settings import Sampling
 from tasks.train.settings import SLOTS, TrainSettings, with_method
 
@@ -87,7 +87,7 @@ def main(run: stage.Stage) -> None:
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
     write_budget(run, architecture, compared, train, reads_profile=reads_profile)
-    write_checked(out / "forecast.json", expected)
+    write_checked(out / "forecast.json", rounded(expected))
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):
         run.tracker.artifact(out / name)

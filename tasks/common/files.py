@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -284,6 +284,16 @@ def write_json(path: Path, value: Any) -> None:
     """Write `value` atomically as sorted, indented JSON."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     write_text(path, text)
+
+
+def rounded(value: Any) -> Any:
+    """Return a JSON-like value with every float rounded to six significant digits: CPU models sum
+    in different orders, and equal results must be equal files on all of them."""
+    if isinstance(value, Mapping):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ import polars as pl
 
 from tasks.common.artifacts import OUTCOMES, PROMPTS, Layout
 from tasks.common.checksums import write_checked
-from tasks.common.files import ArtifactError, digest_file
+from tasks.common.files import ArtifactError, digest_file, rounded
 from tasks.common.stage import Stage
 from tasks.common.statistics import bootstrap_interval, pass_at_k, score_prompts
 from tasks.evaluate.settings import Evaluate
@@ -51,7 +51,7 @@ def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
         cell_name(run.name, run.recipe, run.seed),
         out,
     )
-    write_checked(out / "metrics.json", metrics)
+    write_checked(out / "metrics.json", rounded(metrics))
     run.tracker.metrics(
         {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
     )

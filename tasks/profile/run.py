@@ -11,7 +11,7 @@ from tasks.common import stage
 from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import PROFILE, PROMPTS
 from tasks.common.checksums import write_checked
-from tasks.common.files import digest_file
+from tasks.common.files import digest_file, rounded
 from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
@@ -60,7 +60,7 @@ def main(run: stage.Stage) -> None:
     log_summary(summary, len(profile))
 
     PROFILE.write(layout.profile / "profile.parquet", profile)
-    write_checked(layout.profile / "summary.json", summary)
+    write_checked(layout.profile / "summary.json", rounded(summary))
     costs = stored.costs()
     ledger = sampling_cost(costs, policy, "profile", charged=True)
     ledger.add("profile", **dict.fromkeys(ACCOUNTS, graded.judge_flops))

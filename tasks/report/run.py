@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks.common.checksums import write_checked
-from tasks.common.files import digest_file, write_json, write_text
+from tasks.common.files import digest_file, rounded, write_json, write_text
 from tasks.common.params import Experiment
 from tasks.common.processes.ending import PARENT
 from tasks.common.stage import Stage
@@ -35,10 +35,10 @@ def main(stage: Stage) -> None:
         logger.log(logging.WARNING if run.reads_profile else logging.INFO, "%s", words)
     earlier = rounds.read_rounds(stage.options.before, results)
     table = f"{summary['headline']}\n\n{text_table(results)}{summary['why']}\n"
-    write_json(out / "leaderboard.json", results.rows)
+    write_json(out / "leaderboard.json", rounded(results.rows))
     digests = {"digests": {"leaderboard.json": digest_file(out / "leaderboard.json")}}
     compared = {"rounds": rounds.summary_of(earlier)} if earlier else {}
-    write_checked(out / "summary.json", {**summary, **compared, **digests})
+    write_checked(out / "summary.json", rounded({**summary, **compared, **digests}))
     write_text(out / "leaderboard.txt", table)
     write_text(out / "curve.csv", results.curves.write_csv())
     shown = shown_runs(results.rows, summary["champion"])

@@ -34,6 +34,14 @@ else:
 """
 
 
+def test_rounded_values_are_equal_in_spite_of_the_order_of_a_sum() -> None:
+    tenths = [0.1, 0.2, 0.3, 0.4]
+    one, other = sum(tenths[:3]), sum(reversed(tenths[:3]))
+    assert one != other
+    found = [files.rounded({"a": [value, 7, "x", None, (1.5e11 / 7,)]}) for value in (one, other)]
+    assert found == [{"a": [0.6, 7, "x", None, [21428600000.0]]}] * 2
+
+
 def write(path: Path) -> None:
     replace_file(path, lambda file: file.write(b"whole"))
 
