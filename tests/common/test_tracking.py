@@ -8,9 +8,11 @@ import pytest
 
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
+from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file
 from tasks.common.tracking import Tracking, system, track
 from tests.common.record import LOCAL, runs_of
+from tests.stages import give_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,6 +69,34 @@ def test_database_and_artifacts_are_under_the_data_root(bare: Layout) -> None:
     assert [path.read_text() for path in (bare.tracking / "artifacts").rglob("note.txt")] == [
         "seen"
     ]
+
+
+def test_a_copied_project_writes_into_its_own_folder(
+    bare: Layout, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the names have a space and a percent sign; a symbolic link is the same project."""
+    first, link = Layout(tmp_path / "P 1%" / "data"), Layout(tmp_path / "link" / "data")
+    give_record(first.root)
+    trained(first, "grpo", 0.5, weights=True)
+    link.root.parent.symlink_to(first.root.parent)
+    copy = Layout(Path(shutil.copytree(first.root.parent, tmp_path / "Q")) / "data")
+    before = sorted((first.tracking / "artifacts").rglob("*"))
+    for where, warned in ((link, 0), (copy, 1), (copy, 1)):
+        with track(LOCAL, where, "report", None, None) as tracker:
+            tracker.champion(where.trained_card("grpo", 0), "it was better")
+            if where is copy:
+                tracker.artifact(copy.train("grpo", 0) / "curve.parquet")
+        assert caplog.text.count("was copied or moved from") == warned
+    assert sorted((first.tracking / "artifacts").rglob("*")) == before
+    assert len(list(copy.tracking.rglob("curve.parquet"))) == 2
+    client = tracking.connect(tracking.address(LOCAL, copy))
+    version = client.get_model_version_by_alias("winnow", "champion")
+    run = client.get_run(version.run_id)
+    (model,) = client.search_logged_models([run.info.experiment_id])
+    own = copy.tracking / "artifacts"
+    places = (version.source, run.info.artifact_uri, model.artifact_location)
+    assert all(place.startswith(own.as_uri()) for place in places)
+    assert version.tags["path"] == str(copy.train("grpo", 0) / "policy")
 
 
 def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
@@ -159,7 +189,7 @@ def test_input_is_linked_to_the_run_that_wrote_it(layout: Layout) -> None:
 
 
 def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False) -> Path:
-    """Record a training with a curve and a policy."""
+    """Record a training with a curve and a policy, and return the policy's card."""
     folder = layout.train(recipe, 0)
     with track(
         Tracking(None, "winnow", 1.0 if weights else 0.0, []), layout, "train", recipe, 0
@@ -168,10 +198,10 @@ def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False)
         (folder / "policy" / "model.safetensors").write_text(recipe)
         (folder / "policy" / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
         (folder / "curve.parquet").write_text(f"{accuracy}")
-        tracker.model(
-            f"{recipe}/0", folder / "policy", digest_file(folder / "policy" / "model.safetensors")
-        )
-    return folder / "curve.parquet"
+        digest = digest_file(folder / "policy" / "model.safetensors")
+        write_checked(layout.trained_card(recipe, 0), {"digest": digest})
+        tracker.model(f"{recipe}/0", folder / "policy", digest)
+    return layout.trained_card(recipe, 0)
 
 
 def test_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout: Layout) -> None:

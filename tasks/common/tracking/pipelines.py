@@ -148,6 +148,7 @@ def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) ->
             layout.plan(name, number) / "decisions.parquet",
         ],
         "train": [
+            layout.trained_card(name, number),
             layout.train(name, number) / "curve.parquet",
             layout.train(name, number) / "flops.json",
         ],

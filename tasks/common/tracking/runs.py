@@ -1,18 +1,23 @@
 """Runs on a server: the run of a pipeline contains a run for each cell (recipe and seed), which
 contains the runs of the cell's stages. The run that wrote a file is found by the file's digest."""
 
+import logging
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from tasks.common.tracking.journal import Event
 from tasks.common.tracking.pipelines import git_tags, is_alive, round_words, this_host
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # time limit for all requests of one call together. MLflow limits only the wait for the next packet,
@@ -27,6 +32,12 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
+# columns of MLflow's tables with absolute paths or URIs
+PLACES = (
+    *("experiments.artifact_location", "runs.artifact_uri", "logged_models.artifact_location"),
+    *("model_versions.source", "model_versions.storage_location", "model_version_tags.value"),
+    "logged_model_tags.tag_value",
+)
 # The prefix of the tags with digests of files: `digest.output.PATH`, `digest.input.PATH`, and
 # `digest.cached.PATH` for files that a pipeline did not write again. `run.KIND.PATH` is the run
 # that wrote the file.
@@ -169,11 +180,13 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     """Return the experiment's id; create it if it is missing. With sqlite, its artifacts are beside
     the database, at an absolute path, as MLflow requires."""
     experiment = client.get_experiment_by_name(name)
+    path, is_file = Path(uri.removeprefix("sqlite:///")).absolute(), uri.startswith("sqlite:///")
     if experiment is not None:
+        if is_file:
+            follow_project(path, experiment.artifact_location)
         return str(experiment.experiment_id)
-    beside = Path(uri.removeprefix("sqlite:///")).absolute().parent / "artifacts"
     try:
-        place = beside.as_uri() if uri.startswith("sqlite:///") else None
+        place = (path.parent / "artifacts").as_uri() if is_file else None
         return str(
             client.create_experiment(
                 name, place, {"mlflow.experimentKind": "custom_model_development"}
@@ -184,6 +197,26 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
         if experiment is None:
             raise
         return str(experiment.experiment_id)
+
+
+def follow_project(path: Path, recorded: str) -> None:
+    """Change all places in a data root's database to this data root, with a warning, if `recorded`,
+    the place of an experiment's artifacts, is in another: a copy must not write into the original.
+    """
+    old, new = Path(unquote(urlsplit(recorded).path)), path.parent / "artifacts"
+    parts = ("tracking", "artifacts")
+    if (old.parts[-2:], new.parts[-2:]) != (parts, parts) or old.resolve() == new.resolve():
+        return
+    before, after = old.parents[1], new.parents[1]
+    with closing(sqlite3.connect(path)) as database, database:
+        for table, column in (place.split(".") for place in PLACES):
+            for was, now in ((str(before), str(after)), (before.as_uri(), after.as_uri())):
+                database.execute(
+                    f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+                    f"WHERE substr({column}, 1, ?) = ?",
+                    (now, len(was) + 1, len(was) + 1, f"{was}/"),
+                )
+    logger.warning("%s was copied or moved from %s: its record now points here", after, before)
 
 
 def close_dead(client: Any, experiment: str) -> None:
