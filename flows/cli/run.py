@@ -52,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
                 print(summary.failed(failure), file=sys.stderr)
                 return 1
         print(f"{summary.conclusion(seen)}\n", flush=True)
-    print(f"{summary.places(seen[-1].root)}\nPrefect   {place}", flush=True)
+    last = seen[-1]
+    shown = summary.places(last.root, is_stale="report" in last.left_out)
+    print(f"{shown}\nPrefect   {place}", flush=True)
     return 0
 
 

@@ -58,8 +58,9 @@ def left_out(stages: Stages) -> str:
     )
 
 
-def places(root: Root) -> str:
-    """Return as text the leaderboard, the benchmarks, and where the report and MLflow are."""
+def places(root: Root, *, is_stale: bool = False) -> str:
+    """Return as text the leaderboard, the benchmarks, and where the report and MLflow are. If the
+    report is stale, the first line says so."""
     layout = root.layout
     table = layout.report / "leaderboard.txt"
     benchmarks = importlib.import_module("tasks.harness.records").table(layout)
@@ -68,8 +69,10 @@ def places(root: Root) -> str:
     pages = f"{own_command()} ui    then http://127.0.0.1:5000 (it reads {uri})"
     if root.first != MAIN:  # which `winnow ui` does not read
         pages = f"{own_command('mlflow')} ui --backend-store-uri {uri}"
+    stale = "stale: this leaderboard is of an earlier run; a new one needs all cells\n"
     return "\n".join(
         [
+            *([stale] if is_stale and table.exists() else []),
             table.read_text().rstrip() + "\n" if table.exists() else "",
             *([f"{benchmarks}\n"] if benchmarks else []),
             f"report    {layout.report / 'index.html'}",

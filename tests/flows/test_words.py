@@ -222,6 +222,12 @@ def test_record_of_another_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     write_json(tmp_path / "other/params.yaml", {"tracking": {"uri": "sqlite:///x.db"}})
     assert "mlflow ui --backend-store-uri sqlite:///x.db" in summary.places(Root("other"))
+    assert not summary.places(Root("other"), is_stale=True).startswith("stale")  # nothing is shown
+    (tmp_path / "other/report").mkdir()
+    (tmp_path / "other/report/leaderboard.txt").write_text("sgpo 40.4%\n")
+    assert summary.places(Root("other")).startswith("sgpo 40.4%\n")
+    stale = summary.places(Root("other"), is_stale=True).splitlines()[0]
+    assert stale == "stale: this leaderboard is of an earlier run; a new one needs all cells"
 
 
 def test_failure_names_the_command_for_its_data_root() -> None:
