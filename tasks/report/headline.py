@@ -1,6 +1,6 @@
 """The report's first sentence: the best recipe at this budget, its lead, and how certain it is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.common.params import Budget
@@ -8,6 +8,9 @@ from tasks.common.statistics import POINT, needed_for_a_point
 from tasks.report.curves import amount
 from tasks.report.paired import is_apart, points_words
 from tasks.report.points import budget_account
+
+# the account that decides between equal policies: updates without a gradient are free in it
+CHEAPER = "flops_charged_mixed"
 
 
 def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
@@ -44,7 +47,15 @@ def compared(summary: Mapping[str, Any]) -> str | None:
     """Return the recipe other than the reference with the best mean validation, or None."""
     recipes = summary["recipes"]
     others = [name for name in recipes if name != summary["reference"]]
-    return max(others, key=lambda name: float(recipes[name]["validation"]["mean"]), default=None)
+    return best_on_validation(recipes, others)[0] if others else None
+
+
+def best_on_validation(recipes: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return those of `names` with the best mean validation accuracy, the cheapest in CHEAPER
+    first."""
+    means = {name: round(recipes[name]["validation"]["mean"], 12) for name in names}
+    tied = [name for name in names if means[name] == max(means.values())]
+    return sorted(tied, key=lambda name: float(recipes[name][CHEAPER]["mean"]))
 
 
 def reached(summary: Mapping[str, Any]) -> str:

@@ -17,15 +17,13 @@ from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.report.curves import AXES, COMPARED, Fits, comparable, fit_curve
 from tasks.report.drift import drift_of, groups_of, stale_words
 from tasks.report.evidence import Evidence, Trained
-from tasks.report.headline import headline
+from tasks.report.headline import CHEAPER, best_on_validation, headline
 from tasks.report.paired import INITIAL, Difference, Paired, difference, pair, points_words
 from tasks.report.points import points_of
 from tasks.report.settings import ReportSettings
 
 Row = dict[str, Any]
 BASELINE = "grpo"  # the recipe that others are compared with, if it is in the experiment
-# the account that decides between equal policies: updates without a gradient are free in it
-CHEAPER = "flops_charged_mixed"
 # the parts of the bill in every account
 PARTS = ("profile", "generate", "score", "update")
 # the values of a row to summarise over the seeds
@@ -170,8 +168,9 @@ def summarise(
     the metrics of the `initial` policy."""
     reference = reference_of(evidence)
     recipes = {run.recipe: summary_of(run, rows) for run in evidence.first_runs}
-    candidate = choose_candidate(rows, recipes)
-    champion, why = judge(candidate)
+    best = best_on_validation(recipes, list(recipes))
+    candidate = best_seed(rows, best[0])
+    champion, why = judge(candidate, choice_words(candidate, rows, recipes[best[0]], best[1:]))
     for recipe, summary in recipes.items():
         summary["differences"] = differences_of(evidence, recipe, reference, champion, paired)
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
@@ -233,15 +232,6 @@ def spread(rows: Sequence[Row], name: str) -> dict[str, float]:
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
 
 
-def choose_candidate(rows: Sequence[Row], recipes: Mapping[str, Row]) -> Row:
-    """Return the run that validation chooses: the best seed of the recipe with the best mean."""
-    recipe = min(
-        recipes,
-        key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r][CHEAPER]["mean"]),
-    )
-    return best_seed(rows, recipe)
-
-
 def best_seed(rows: Sequence[Row], recipe: str) -> Row:
     """Return the run of a recipe with the best validation accuracy; among equals, the lowest
     seed."""
@@ -249,16 +239,33 @@ def best_seed(rows: Sequence[Row], recipe: str) -> Row:
     return max(mine, key=lambda row: (row["validation"], -row["seed"]))
 
 
-def judge(row: Row) -> tuple[dict[str, Any] | None, str]:
-    """Return (the candidate `row` if it is to be kept, else None; the reason in words).
+def choice_words(row: Row, rows: Sequence[Row], summary: Row, tied: Sequence[str]) -> str:
+    """Return why validation chooses the candidate `row`: the best seed of the recipe with the best
+    mean (`summary`), and the rule between it and equal recipes (`tied`) or seeds."""
+    name, best = name_of(row), row["validation"]
+    words = f"{name} has the best validation accuracy ({best:.1%})"
+    if (num_seeds := summary["num_seeds"]) > 1:
+        equal = sum(one["recipe"] == row["recipe"] and one["validation"] == best for one in rows)
+        words = (
+            f"{row['recipe']} has the best validation accuracy ({summary['validation']['mean']:.1%}"
+            f", the mean of {num_seeds} seeds), {name} the best of its seeds ({best:.1%}"
+            f"{'; of equal seeds the lowest' if equal > 1 else ''})"
+        )
+    if tied:
+        words += f", tied with {', '.join(tied)}; of equals the cheapest in charged_mixed is chosen"
+    return words
+
+
+def judge(row: Row, choice: str) -> tuple[dict[str, Any] | None, str]:
+    """Return (the candidate `row` if it is to be kept, else None; the reason in words, beginning
+    with those for the `choice`).
 
     Only this one policy, chosen by validation, is compared with the initial policy on test:
     choosing by test accuracy would bias that accuracy upwards. It is kept if the interval of the
     paired difference is above 0."""
     over = row["over_initial"]
     chosen = (
-        f"{row['recipe']}/{row['seed']} has the best validation accuracy "
-        f"({row['validation']:.1%}); on test it reaches {row['pass_at_1']:.1%} pass@1, "
+        f"{choice}; on test {name_of(row)} reaches {row['pass_at_1']:.1%} pass@1, "
         f"{100 * over['mean']:+.1f} points against the initial policy (paired over "
         f"{over['num_prompts']} prompts, 95 % interval {points_words(over)})"
     )

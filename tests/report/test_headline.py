@@ -11,7 +11,10 @@ BUDGET = Budget("executed", 6.0e11)
 
 
 def recipe(
-    pass_at_1: float, validation: float, difference: tuple[float, float, float] | None = None
+    pass_at_1: float,
+    validation: float,
+    difference: tuple[float, float, float] | None = None,
+    cost: float = 6.0e11,
 ) -> dict[str, Any]:
     """Return a recipe of one seed on 1,000 test prompts, with its difference from the reference."""
     found: dict[str, Any] | None = None
@@ -23,7 +26,7 @@ def recipe(
         "pass_at_1": {"mean": pass_at_1},
         "validation": {"mean": validation},
         "differences": {"reference": found},
-        "flops_executed": {"mean": 6.0e11},
+        "flops_charged_mixed": {"mean": cost},
     }
 
 
@@ -64,8 +67,11 @@ def test_an_insignificant_difference_names_the_required_prompts() -> None:
 def test_the_compared_recipe_is_chosen_by_validation() -> None:
     """The best of several on test would be biased."""
     found = summary(
-        sgpo=recipe(0.50, 0.41, (0.05, 0.117, 0.2)), winnow=recipe(0.40, 0.45, (0.001, 0.017, 0.03))
+        sgpo=recipe(0.50, 0.41, (0.05, 0.117, 0.2), cost=6.1e11),
+        winnow=recipe(0.40, 0.45, (0.001, 0.017, 0.03)),
     )
+    assert "`winnow` reaches 40.0%" in headline(found, BUDGET)
+    found["recipes"]["sgpo"]["validation"]["mean"] = 0.45  # a tie: the cheaper one
     assert "`winnow` reaches 40.0%" in headline(found, BUDGET)
 
 

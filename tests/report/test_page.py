@@ -99,7 +99,8 @@ def test_an_arrow_shows_the_saving_of_the_first_sentence() -> None:
     curve = Monotone(np.array([0.0, 10e9]), np.array([0.2, 0.6]))
     difference = {"reference": {"low": 0.1, "high": 0.2}}
     points = {"grpo": [{"accuracy": 0.4}], "sgpo": [{"times_less": {"times": 1.6}}]}
-    recipes = {"grpo": {}, "sgpo": {"validation": {"mean": 0.6}, "differences": difference}}
+    mine = {"validation": {"mean": 0.6}, "flops_charged_mixed": {"mean": 1.0}}
+    recipes = {"grpo": {}, "sgpo": {**mine, "differences": difference}}
     results: Any = SimpleNamespace(
         curves=pl.DataFrame({"flops_executed": [8e9]}),
         fits={"sgpo": {"executed": Fitted(curve, [])}},
@@ -114,7 +115,8 @@ def test_an_arrow_shows_the_saving_of_the_first_sentence() -> None:
 
 def test_a_figure_has_at_most_as_many_recipes_as_colours() -> None:
     """It has the reference and the best of the others, in the order of the experiment."""
-    recipes = {f"r{n}": {"validation": {"mean": 0.1 * (n % 6)}} for n in range(12)}
+    cost = {"flops_charged_mixed": {"mean": 1.0}}
+    recipes = {f"r{n}": {"validation": {"mean": 0.1 * (n % 6)}, **cost} for n in range(12)}
     results: Any = SimpleNamespace(
         colours={name: n for n, name in enumerate(recipes)},
         summary={"reference": "r0", "recipes": recipes},

@@ -165,6 +165,39 @@ def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layo
     assert summary["why"].endswith("not shown to be above it, so no champion")
 
 
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([0.3, 0.375], "b/0 has the best validation accuracy (37.5%); on test b/0 reaches"),
+        (
+            [0.375, 0.375],
+            "a/0 has the best validation accuracy (37.5%), tied with b; of equals the cheapest in "
+            "charged_mixed is chosen; on test a/0 reaches",
+        ),
+        (
+            [0.3, 0.3, 0.25, 0.375],
+            "b has the best validation accuracy (31.2%, the mean of 2 seeds), b/1 the best of its "
+            "seeds (37.5%); on test b/1 reaches",
+        ),
+        (
+            [0.375, 0.375, 0.375, 0.375],
+            "a has the best validation accuracy (37.5%, the mean of 2 seeds), a/0 the best of its "
+            "seeds (37.5%; of equal seeds the lowest), tied with b; of equals",
+        ),
+    ],
+)
+def test_a_tie_is_named_with_the_rule(found: list[float], words: str, layout: Layout) -> None:
+    """a is cheaper."""
+    seeds = range(len(found) // 2)
+    for place, recipe in enumerate("ba"):
+        write_plans(layout, recipe, reads_profile=False)
+        for seed in seeds:
+            validation = found[seed + len(seeds) * (1 - place)]
+            cost = {"scale": 1.0 - 0.5 * place, "test": 0.5}
+            write_training(layout, recipe, seed, validation=validation, **cost)
+    assert results(layout, ["b", "a"], seeds).summary["why"].startswith(words)
+
+
 def test_curves_start_after_the_profile(found: Results) -> None:
     """sgpo's profile has 320 rollouts."""
     starts = found.curves.filter(pl.col("step") == 0)
