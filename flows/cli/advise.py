@@ -1,8 +1,8 @@
 """winnow advise: recommends a recipe, from the profile alone. It trains nothing and writes nothing.
 
-It prints how many prompts have no gradient, whether profiling pays, and what to run next. For each
-recipe it prints the share of compute spent on the profile, the number of rollouts, the share of
-rollouts with a gradient, and the information per compute."""
+It prints how many prompts have equal rewards, whether profiling pays, and what to run next. For
+each recipe it prints the share of compute spent on the profile, the number of rollouts, the share
+of rollouts in mixed groups, and the information per compute."""
 
 import argparse
 import importlib

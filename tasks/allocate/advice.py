@@ -1,4 +1,4 @@
-"""Advice from a profile, before training: the number of prompts with a gradient, the recipe with
+"""Advice from a profile, before training: the number of learnable prompts, the recipe with
 the most information about the gradient per unit of compute, and whether profiling pays.
 
 If the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p has
@@ -27,7 +27,7 @@ Values = Mapping[str, Any]
 @dataclass(frozen=True)
 class Forecast:
     """The expected results of a recipe. `profile` is the share of its compute spent on the profile,
-    `mixed` the share of its `rollouts` with a gradient, `information` the (relative) information
+    `mixed` the share of its `rollouts` in mixed groups, `information` the (relative) information
     about the gradient per unit of compute, and `left_out` the slots that are not modelled."""
 
     recipe: str
@@ -92,7 +92,7 @@ def left_out(train: Mapping[str, Any]) -> list[str]:
 
 
 def prompts_words(profile: pl.DataFrame) -> str:
-    """Return a sentence about how many prompts had no gradient in the profile."""
+    """Return a sentence about how many prompts had equal rewards in the profile."""
     graded = pl.col("num_samples") - pl.col("error")
     never, always = profile.select(
         ((pl.col("correct") == 0) & (graded > 0)).sum().alias("never"),
@@ -101,14 +101,14 @@ def prompts_words(profile: pl.DataFrame) -> str:
     share = (never + always) / len(profile)
     return (
         f"Of {len(profile):,} prompts {never:,} were never solved and {always:,} always: "
-        f"{share:.0%} showed no gradient."
+        f"{share:.0%} had equal rewards."
     )
 
 
 def table(found: list[Forecast]) -> Iterator[str]:
     """Yield the lines of a table of recipes. Information is shown relative to the largest value."""
     width, most = max(len(row.recipe) for row in found) + 2, max(row.information for row in found)
-    head = ("profile", "rollouts", "with a gradient", "information")
+    head = ("profile", "rollouts", "in mixed groups", "information")
     yield f"{'recipe':{width}}" + "".join(f"{name:>17}" for name in head)
     for row in found:
         cells = (

@@ -175,9 +175,9 @@ def warn_if_few_learnable(profile: pl.DataFrame, mixed_rate: float) -> None:
         return
     logger.warning(
         "ONLY %d OF %d PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS: %.1f %% of the groups are "
-        "expected to carry a gradient. Training would spend nearly all its compute on groups "
-        "without one. Use easier prompts, a stronger policy, or a larger sampling.max_tokens if "
-        "completions are cut off",
+        "expected to be mixed. All others have no gradient if the baseline is the group's mean. "
+        "Use easier prompts, a stronger policy, or a larger sampling.max_tokens if completions are "
+        "cut off",
         learnable,
         len(profile),
         100 * mixed_rate,

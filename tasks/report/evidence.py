@@ -28,14 +28,14 @@ from tasks.common.statistics import score_prompts
 Json = Mapping[str, Any]
 # the columns to read from the rollouts on test, and from the training rollouts
 ANSWERS = ("prompt_id", "greedy", "outcome")
-TRAINED = ("step", "group", "prompt_id", "outcome")
+TRAINED = ("step", "group", "prompt_id", "outcome", "advantage")
 
 
 @dataclass(frozen=True)
 class Trained:
     """The plan and the training run of a recipe with one seed, and the metrics of its policy on the
     test prompts: overall, and for each prompt (`scores`, from `score_prompts`). `tokens` counts the
-    tokens sampled for each training prompt, by whether the group was `mixed`."""
+    tokens sampled for each training prompt, by whether the rollout's advantage is zero (`dead`)."""
 
     recipe: str
     seed: int
@@ -126,18 +126,13 @@ def read_scores(folder: Path) -> pl.DataFrame:
 
 def read_tokens(path: Path) -> pl.DataFrame:
     """Count the tokens of prompts and completions that training sampled, by prompt and by whether
-    the group had both a correct and a wrong completion. The table is read in parts."""
+    the rollout's advantage is zero. The table is read in parts."""
     TRAIN_ROLLOUTS.verify(path)
-    correct = pl.col("outcome") == "correct"
-    wrong = ~pl.col("outcome").is_in(["correct", "error"])
-    groups = (
+    tokens = pl.col("prompt_tokens").cast(pl.Int64) + pl.col("token_ids").list.len()
+    counts = (
         pl.scan_parquet(path)
         .filter(~pl.col("replayed"))
-        .group_by("step", "group", "prompt_id")
-        .agg(
-            (correct.any() & wrong.any()).alias("mixed"),
-            (pl.col("prompt_tokens") + pl.col("token_ids").list.len()).sum().alias("tokens"),
-        )
+        .group_by("prompt_id", (pl.col("advantage") == 0).alias("dead"))
+        .agg(tokens.sum().alias("tokens"))
     )
-    counts = groups.group_by("prompt_id", "mixed").agg(pl.col("tokens").sum().cast(pl.Int64))
-    return counts.collect(engine="streaming").sort("prompt_id", "mixed")
+    return counts.collect(engine="streaming").sort("prompt_id", "dead")

@@ -62,7 +62,7 @@ def test_information_is_for_the_compute_without_the_profile(values, layout: Layo
 
 def test_the_advice_in_words(values, layout: Layout) -> None:
     text = "\n".join(advise(values, layout))
-    assert "Of 40 prompts 20 were never solved and 0 always: 50% showed no gradient." in text
+    assert "Of 40 prompts 20 were never solved and 0 always: 50% had equal rewards." in text
     assert (
         "`grpo` has the most information about the gradient for its compute, and `alive` 40%"
         in text

@@ -230,6 +230,7 @@ def write_training(
 def write_rollouts(layout: Layout, recipe: str, seed: int, *, more: int) -> None:
     """Write 35 steps of 4 groups of 8; each prompt is solved as often as in the profile, and `more`
     times (of 8)."""
+    solved = [min(number % NUM_PROMPTS % 9 + more, 8) for number in range(35 * 4)]
     rows = [
         {
             **TRAIN_ROLLOUTS.example,
@@ -237,9 +238,10 @@ def write_rollouts(layout: Layout, recipe: str, seed: int, *, more: int) -> None
             "group": number % 4,
             "prompt_id": f"p{number % NUM_PROMPTS}",
             "sample_index": sample,
-            "outcome": "correct" if sample < number % NUM_PROMPTS % 9 + more else "wrong",
+            "outcome": "correct" if sample < correct else "wrong",
+            "advantage": (sample < correct) - correct / 8,
         }
-        for number in range(35 * 4)
+        for number, correct in enumerate(solved)
         for sample in range(8)
     ]
     TRAIN_ROLLOUTS.write(

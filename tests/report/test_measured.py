@@ -50,22 +50,23 @@ def test_the_commit_in_words() -> None:
     assert [*map(commit_words, commits)] == words
 
 
-def test_tokens_are_counted_by_prompt_and_signal(layout: Layout) -> None:
+def test_tokens_are_counted_by_prompt_and_advantage(layout: Layout) -> None:
     """A group has 88 tokens: prompt (9) and completion (2) of 8 rollouts. p0 is never solved, p8
-    always, the rest sometimes; p39 (3 of 8) is in 3 of the 140 groups. A group of correct answers
-    and errors has no signal, and replayed rollouts were sampled elsewhere."""
+    always, the rest sometimes; p39 (3 of 8) is in 3 of the 140 groups. With another baseline than
+    the group's mean, p0 has an advantage, too. Replayed rollouts were sampled elsewhere."""
     path = layout.train("grpo", 0) / "rollouts.parquet"
     spent = read_tokens(path)
     assert spent["tokens"].sum() == 140 * 88
-    assert spent.filter(prompt_id="p39").rows() == [("p39", True, 3 * 88)]
-    assert spent.filter(prompt_id="p0").rows() == [("p0", False, 4 * 88)]
+    assert spent.filter(prompt_id="p39").rows() == [("p39", False, 3 * 88)]
+    assert spent.filter(prompt_id="p0").rows() == [("p0", True, 4 * 88)]
     rows = TRAIN_ROLLOUTS.read(path)
-    outcomes = pl.when(pl.col("outcome") == "wrong").then(pl.lit("error")).otherwise("outcome")
     replayed = pl.col("prompt_id") == "p39"
-    TRAIN_ROLLOUTS.write(path, rows.with_columns(outcome=outcomes, replayed=replayed))
+    TRAIN_ROLLOUTS.write(
+        path, rows.with_columns(pl.lit(-0.2).alias("advantage"), replayed=replayed)
+    )
     changed = read_tokens(path)
     assert changed["tokens"].sum() == 137 * 88
-    assert not changed["mixed"].any()
+    assert not changed["dead"].any()
 
 
 def test_tokens_by_class_of_prompts(finished: Layout) -> None:
@@ -76,5 +77,5 @@ def test_tokens_by_class_of_prompts(finished: Layout) -> None:
     (run,) = evidence.trained
     both = class_tokens(evidence, run, [True, False])
     assert both == [88 * count for count in expected]
-    without = class_tokens(evidence, run, [False])
+    without = class_tokens(evidence, run, [True])
     assert without == [both[0], 0, 0, 0, both[4], 0]

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.common.artifacts import CURVE, Layout
+from tasks.common.artifacts import CURVE, STEPS, Layout
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import Budget
 from tasks.report.curves import flops_words, unit
 from tasks.report.results import Results, results_of
 from tasks.report.settings import ReportSettings
+from tasks.report.views.figures import steps_binned
 from tasks.report.views.page import page
 from tasks.report.views.tables import forecast_table, leaderboard_table, text_table
 from tests.report.conftest import results, write_params, write_plans, write_training
@@ -196,6 +197,17 @@ def test_a_tie_is_named_with_the_rule(found: list[float], words: str, layout: La
             cost = {"scale": 1.0 - 0.5 * place, "test": 0.5}
             write_training(layout, recipe, seed, validation=validation, **cost)
     assert results(layout, ["b", "a"], seeds).summary["why"].startswith(words)
+
+
+def test_the_plot_has_the_share_of_rollouts_with_an_advantage() -> None:
+    """Two steps of 4 rollouts in a bin: 3 of 8, and a step without sampled rollouts."""
+    rows = [
+        {**STEPS.example, "step": step, "num_rollouts": num, "num_mixed_groups": 0}
+        for step, num in ((0, 4), (1, 4), *((step, 0) for step in range(2, 26)))
+    ]
+    advantages = [0.5, 0.0, -0.5, 0.0, 0.0, 0.0, 0.0, -1.0]
+    rollouts = pl.DataFrame({"step": [0] * 4 + [1] * 4, "advantage": advantages})
+    assert steps_binned(STEPS.frame(rows), rollouts)["alive"].to_list() == [3 / 8, *[None] * 12]
 
 
 def test_curves_start_after_the_profile(found: Results) -> None:

@@ -34,7 +34,7 @@ PART_WORDS = {
 PART_SHARE = {"profile": 1.0, "generate": 0.72, "score": 0.55, "update": 0.38}
 # values shown over the steps: the column in `steps_binned`, the axis, whether it is a share
 STEP_SERIES = {
-    "groups with a signal": ("mixed", "share of mixed groups", True),
+    "rollouts with an advantage": ("alive", "share of rollouts with a nonzero advantage", True),
     "reward": ("reward_mean", "mean reward", False),
     "length": ("completion_tokens_mean", "mean tokens of a completion", False),
     "entropy": ("entropy", "entropy of a token, nats", False),
@@ -96,7 +96,7 @@ def accuracy_over(results: Results, axis: str) -> Variant:
 
 def over_steps(results: Results) -> Chart:
     trained = results.evidence.trained
-    binned = {run.name: steps_binned(run.steps) for run in trained}
+    binned = {run.name: steps_binned(run.steps, run.rollouts) for run in trained}
     variants = {}
     for name, (column, words, is_share) in STEP_SERIES.items():
         traces = []
@@ -110,16 +110,18 @@ def over_steps(results: Results) -> Chart:
     return chart("what training measured over its steps", variants)
 
 
-def steps_binned(steps: pl.DataFrame) -> pl.DataFrame:
+def steps_binned(steps: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
     """Return the means of STEP_SERIES in at most NUM_BINS bins of steps. Steps without a finite
-    value are skipped (such as KL without an update)."""
+    value are skipped (such as KL without an update). Replayed rollouts are not counted."""
     width = max(1, -(-len(steps) // NUM_BINS))
-    shares = pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum()
-    means = [column for column, _, _ in STEP_SERIES.values() if column != "mixed"]
+    alive = rollouts.group_by("step").agg((pl.col("advantage") != 0).sum().alias("num_alive"))
+    shares = pl.col("num_alive").sum() / pl.col("num_rollouts").sum()
+    means = [column for column, _, _ in STEP_SERIES.values() if column != "alive"]
     finite = [pl.col(name).filter(pl.col(name).is_finite()).mean() for name in means]
-    return steps.group_by(pl.col("step") // width, maintain_order=True).agg(
+    counted = steps.join(alive, on="step", how="left", maintain_order="left")
+    return counted.group_by(pl.col("step") // width, maintain_order=True).agg(
         pl.col("step").mean().alias("middle"),
-        pl.when(pl.col("num_prompts").sum() > 0).then(shares).alias("mixed"),
+        pl.when(pl.col("num_rollouts").sum() > 0).then(shares).alias("alive"),
         *finite,
     )
 

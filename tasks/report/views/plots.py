@@ -112,8 +112,7 @@ def draw_arrow(axes: Axes, results: Results, account: str, ink: str) -> None:
 
 
 def draw_groups(axes: Axes, results: Results, theme: Mapping[str, str]) -> None:
-    """Draw the groups of the reference's seeds as shares of one bar: all wrong, mixed, all right.
-    Only mixed groups have a gradient."""
+    """Draw the groups of the reference's seeds as shares of a bar: all wrong, mixed, all right."""
     recipe = results.summary["reference"]
     groups = pl.concat(results.groups[run.name] for run in results.evidence.seeds(recipe))
     own = f"c{drawn(results).index(recipe)}"

@@ -19,16 +19,16 @@ CLASS_SHARE = (1.0, 0.8, 0.6, 0.42, 0.26, 0.12)  # strength of the colour, per c
 
 def tokens_by_class(results: Results) -> Chart:
     """Return a chart of the tokens that each run sampled, by the profiled pass rate of their
-    prompts: for all groups, and for groups that are not `mixed`. Charged compute is proportional to
+    prompts: for all rollouts, and for those of advantage zero. Charged compute is proportional to
     tokens if the run trains on all rollouts."""
     evidence = results.evidence
     layout = {"barmode": "stack", **rows_layout([name_of(row) for row in results.rows])}
     variants = {}
-    for name, mixed in (("all groups", [True, False]), ("groups without a signal", [False])):
+    for name, dead in (("all rollouts", [True, False]), ("rollouts of advantage zero", [True])):
         traces = []
         for recipe, index in results.colours.items():
             runs = evidence.seeds(recipe)
-            counts = np.array([class_tokens(evidence, run, mixed) for run in runs])
+            counts = np.array([class_tokens(evidence, run, dead) for run in runs])
             ys = [escape(run.name) for run in runs]
             for place, words in enumerate((*CLASSES, UNKNOWN)):
                 hover = f"%{{y}}: %{{x:,}} tokens on prompts of pass rate {words}"
@@ -39,10 +39,10 @@ def tokens_by_class(results: Results) -> Chart:
     return chart("tokens by the profiled pass rate of their prompts", variants)
 
 
-def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> list[int]:
+def class_tokens(evidence: Evidence, run: Trained, dead: Sequence[bool]) -> list[int]:
     """Return the number of tokens that a run sampled per class of pass rate, unknown rates last."""
     rates = evidence.profile.select("prompt_id", "pass_rate")
-    spent = run.tokens.filter(pl.col("mixed").is_in(list(mixed)))
+    spent = run.tokens.filter(pl.col("dead").is_in(list(dead)))
     known = spent.join(rates, on="prompt_id", how="inner").drop_nulls("pass_rate")
     counts = np.zeros(len(CLASSES), dtype=np.int64)
     np.add.at(counts, class_of(known["pass_rate"]), known["tokens"].to_numpy())
