@@ -14,6 +14,7 @@ import yaml
 from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.checksums import read_checked
 from tasks.common.files import read_json
+from tasks.publishing.policy import push
 from tests.parameters import every_value
 from tests.policies import make_policy
 from tests.stages import run_stage
@@ -99,6 +100,12 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     by_recipe = {row["recipe"]: row for row in board}
     assert by_recipe["grpo"]["flops_charged"]["profile"] == 0.0
     assert by_recipe["sgpo"]["flops_charged"]["profile"] > 0.0
+    values["train"]["max_steps"] = 6
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    push(layout, "sgpo", 0, str(tmp_path / "out"), overwrite=False)
+    pushed = json.loads((tmp_path / "out" / "recipe.json").read_text())
+    assert (pushed["train"]["max_steps"], pushed["allocate"]["strategy"]) == (5, "sgpo")
+    assert (pushed["profile"]["num_samples"], pushed["evaluate"]["pass_at"]) == (2, [1, 2])
     benchmark = [sys.executable, "-m", "tests.bench.stage_start", str(layout.root)]
     benchmark += ["--repeat", "1", "--stages", "report"]
     measured = subprocess.run(benchmark, capture_output=True, text=True, check=True).stdout

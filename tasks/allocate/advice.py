@@ -17,7 +17,7 @@ from tasks.allocate.judgement import expected, judge, judgement_words, totals
 from tasks.allocate.planning import load_strategy
 from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
-from tasks.common.checksums import read_checked
+from tasks.common.checksums import read_checked, read_note
 from tasks.common.layout import Layout
 from tasks.train.settings import SLOTS, TrainSettings
 
@@ -142,6 +142,10 @@ def next_words(layout: Layout, names: list[str]) -> str:
     if not path.exists():
         return "No runs are compared yet: `winnow run` trains and compares them."
     summary = read_checked(path)
+    for cell, policy in summary["policies"].items():
+        recipe, _, seed = cell.partition("/")
+        if read_note(layout.trained_card(recipe, int(seed))).get("digest") != policy:
+            return f"The report is stale: {cell} has other weights now. Run `winnow run`."
     if set(summary["recipes"]) != set(names):
         there = ", ".join(summary["recipes"])
         return f"The report compares {there}: `winnow run` brings it up to date."

@@ -52,13 +52,10 @@ def main(run: stage.Stage) -> None:
     check_gates(run.section("gates", Gates), profile, run.section("sampling", Sampling).max_tokens)
     card = read_checked(layout.policy_card)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
-    run.tracker.params({"allocate": {**asdict(settings), **spec}})
-    run.tracker.dataset(
-        "profile",
-        layout.profile / "profile.parquet",
-        digest_file(layout.profile / "profile.parquet"),
-        "allocate",
-    )
+    noted: dict[str, Any] = {"settings": {**asdict(settings), **spec}}
+    noted["profile"] = digest_file(layout.profile / "profile.parquet")
+    run.tracker.params({"allocate": noted["settings"]})
+    run.tracker.dataset("profile", layout.profile / "profile.parquet", noted["profile"], "allocate")
 
     rng = np.random.default_rng([settings.seed, seed])
     allocation = allocate(profile, settings.passes, rng)
@@ -87,7 +84,7 @@ def main(run: stage.Stage) -> None:
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
     write_budget(run, architecture, compared, train, reads_profile=reads_profile)
-    write_checked(out / "forecast.json", rounded(expected))
+    write_checked(out / "forecast.json", {**rounded(expected), **noted})
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):
         run.tracker.artifact(out / name)

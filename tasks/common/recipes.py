@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import params, registry
-from tasks.common.files import ArtifactError, digest_folder
-from tasks.common.layout import Layout
+from tasks.common.files import digest_folder
 from tasks.common.params import ParamsError, unknown
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "recipes"
@@ -61,19 +60,6 @@ def base_train(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ParamsError(f"train must be a mapping; it is {base!r}")
     has_budget = isinstance(experiment, dict) and experiment.get("budget") is not None
     return {**(POINTS if has_budget else {}), **base}
-
-
-def of_cell(layout: Layout, name: str, seed: int) -> dict[str, Any]:
-    """Return all values that can change the result of a recipe with a seed, as the stage `code`
-    wrote them. Raise ArtifactError if a file is missing."""
-    found: dict[str, Any] = {"recipe": name, "seed": seed}
-    stages = [layout.code(stage, name) for stage in ("allocate", "train", "evaluate")]
-    for file in (layout.code("profile"), *stages):
-        path = file.with_suffix(".params.yaml")
-        if not path.exists():
-            raise ArtifactError(f"{path} does not exist: run the pipeline, or its stage code")
-        found = merged(found, params.load(path))
-    return {key: value for key, value in found.items() if key != "digest"}
 
 
 def has_reference(train: Mapping[str, Any]) -> bool:

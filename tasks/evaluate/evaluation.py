@@ -51,7 +51,8 @@ def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
         cell_name(run.name, run.recipe, run.seed),
         out,
     )
-    write_checked(out / "metrics.json", rounded(metrics))
+    noted = {"policy": policy.digest, "settings": asdict(settings)}
+    write_checked(out / "metrics.json", {**rounded(metrics), **noted})
     run.tracker.metrics(
         {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
     )

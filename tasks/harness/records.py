@@ -21,6 +21,7 @@ from tasks.common import params
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError, digest
 from tasks.common.layout import Layout
+from tasks.models.provenance import metrics_of
 
 Record = dict[str, Any]
 INITIAL = "initial"
@@ -83,13 +84,11 @@ def publish(
     for cell in dict.fromkeys(cell for cell, _, _ in new):
         with tracking.track(settings, layout, "eval", None, None) as tracker:
             tracker.tags({"benchmarked": cell.name})
-            train = layout.train(*cell.trained) if cell.trained else None
-            evidence = train / "curve.parquet" if train else layout.policy_card
             for _, path, record in (one for one in new if one[0] == cell):
                 metrics = {
                     f"eval/{task}/{name}": metric["value"] for task, name, metric in shown(record)
                 }
-                tracker.benchmark(cell.recipe, cell.seed, evidence, metrics)
+                tracker.benchmark(cell.recipe, cell.seed, cell.card(layout), metrics)
                 write_checked(path, {**read_checked(path), "is_told": True})
 
 
@@ -131,8 +130,9 @@ def table(layout: Layout) -> str:
 
 
 def pass_at_1(layout: Layout, cell: Subject) -> str:
-    """Return pass@1 of the pipeline's own evaluation, or an empty string if there is none."""
+    """Return pass@1 of the pipeline's own evaluation, or an empty string if there is none of the
+    present policy."""
     folder = layout.evaluation(*cell.trained) if cell.trained else layout.baseline
     with suppress(ArtifactError, KeyError):
-        return f"{read_checked(folder / 'metrics.json')['pass_at_1']:.1%}"
+        return f"{metrics_of(cell.card(layout), folder)['pass_at_1']:.1%}"
     return ""

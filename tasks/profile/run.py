@@ -60,7 +60,8 @@ def main(run: stage.Stage) -> None:
     log_summary(summary, len(profile))
 
     PROFILE.write(layout.profile / "profile.parquet", profile)
-    write_checked(layout.profile / "summary.json", rounded(summary))
+    noted = {"settings": asdict(settings)}
+    write_checked(layout.profile / "summary.json", {**rounded(summary), **noted})
     costs = stored.costs()
     ledger = sampling_cost(costs, policy, "profile", charged=True)
     ledger.add("profile", **dict.fromkeys(ACCOUNTS, graded.judge_flops))

@@ -19,13 +19,13 @@ from huggingface_hub import (
     ModelCardData,
 )
 
-from tasks.common import recipes
 from tasks.common.checksums import read_checked
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, digest_file
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.models.folder import OBJECTS, trained_digest
+from tasks.models.provenance import metrics_of, require_same, settings_of
 
 HUB = "hf://"
 CARD = "README.md"
@@ -48,10 +48,11 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 
 def push(layout: Layout, recipe: str, seed: int, destination: str, *, overwrite: bool) -> list[str]:
     """Write the policy of a recipe and seed to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder,
-    and return the names of the files. Raise ArtifactError for an unfinished cell and, unless
-    `overwrite`, for a destination that has files (on a hub: a model's files)."""
+    and return the names of the files. Raise ArtifactError for a cell that is unfinished or out of
+    date and, unless `overwrite`, for a destination that has files (on a hub: a model's files)."""
     files = collect(layout, recipe, seed)
-    settings = recipes.of_cell(layout, recipe, seed)
+    check_origin(layout, recipe, seed)
+    settings = settings_of(layout, recipe, seed)
     texts = {
         CARD: card(layout, recipe, seed, destination),
         "recipe.json": json.dumps(settings, indent=2) + "\n",
@@ -80,9 +81,23 @@ def collect(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
     missing = [str(path) for path in (*trained, *named.values()) if not path.exists()]
     if missing:
         raise ArtifactError(f"{recipe}/{seed} has no {missing[0]}: run the pipeline first")
-    trained_digest(layout, recipe, seed)  # refuses damaged weights
     own = [path for path in sorted(trained[0].rglob("*")) if path.is_file()]
     return {path.relative_to(trained[0]).as_posix(): path for path in own} | named
+
+
+def check_origin(layout: Layout, recipe: str, seed: int) -> None:
+    """Raise ArtifactError unless all files of a cell are of the trained weights: evaluation, plan,
+    profile and initial policy. Otherwise the card would have the numbers of another policy."""
+    trained = trained_digest(layout, recipe, seed)  # refuses damaged weights
+    metrics_of(layout.trained_card(recipe, seed), layout.evaluation(recipe, seed))
+    path = layout.train(recipe, seed) / "settings.json"
+    made, plan = read_checked(path), layout.plan(recipe, seed)
+    profiled = read_checked(plan / "forecast.json")["profile"]
+    require_same(path, "policy", made["trained"], trained)
+    require_same(path, "initial policy", made["policy"], read_checked(layout.policy_card)["digest"])
+    require_same(path, "plan", made["plan"], digest_file(plan / "plan.parquet"))
+    now = digest_file(layout.profile / "profile.parquet")
+    require_same(plan / "forecast.json", "profile", profiled, now)
 
 
 def card(layout: Layout, recipe: str, seed: int, destination: str) -> str:

@@ -12,6 +12,7 @@ from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.statistics import score_prompts
+from tasks.models.provenance import metrics_of
 
 RULE = "=" * 78  # before each prompt
 SIDES = ("before", "after")
@@ -51,7 +52,7 @@ def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str
 
 def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
     """Return the path of each side's ROLLOUTS table. Raise ArtifactError for a recipe that has not
-    been evaluated; the message lists the evaluated ones."""
+    been evaluated (the message lists the evaluated ones), or not with its present weights."""
     folders = layout.baseline, layout.evaluation(recipe, seed)
     files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
     if not files["after"].is_file():
@@ -63,6 +64,8 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
             f"{files['after']} does not exist: {recipe} with seed {seed} has not been evaluated. "
             f"Evaluated: {', '.join(there) or 'nothing yet (winnow run)'}"
         )
+    metrics_of(layout.policy_card, folders[0])
+    metrics_of(layout.trained_card(recipe, seed), folders[1])
     return files
 
 

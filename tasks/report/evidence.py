@@ -24,6 +24,7 @@ from tasks.common.artifacts import (
 from tasks.common.checksums import read_checked
 from tasks.common.params import Budget, Experiment
 from tasks.common.statistics import score_prompts
+from tasks.models.provenance import metrics_of, settings_of
 
 Json = Mapping[str, Any]
 # the columns to read from the rollouts on test, and from the training rollouts
@@ -39,6 +40,7 @@ class Trained:
 
     recipe: str
     seed: int
+    settings: Json
     visits: pl.DataFrame
     decisions: pl.DataFrame
     forecast: Json
@@ -87,7 +89,7 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
         read_checked(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
         read_checked(layout.profile / "flops.json"),
-        read_checked(layout.baseline / "metrics.json"),
+        metrics_of(layout.policy_card, layout.baseline),
         read_scores(layout.baseline),
         [
             read_trained(layout, recipe, seed)
@@ -106,6 +108,7 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
     return Trained(
         recipe,
         seed,
+        settings_of(layout, recipe, seed),
         PLAN.read(plan / "plan.parquet"),
         DECISIONS.read(plan / "decisions.parquet"),
         read_checked(plan / "forecast.json"),
@@ -113,7 +116,7 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
         TRAIN_ROLLOUTS.read_columns(train / "rollouts.parquet", TRAINED, where=~pl.col("replayed")),
         CURVE.read(train / "curve.parquet"),
         read_checked(train / "flops.json"),
-        read_checked(evaluation / "metrics.json"),
+        metrics_of(layout.trained_card(recipe, seed), evaluation),
         read_scores(evaluation),
         read_tokens(train / "rollouts.parquet"),
     )

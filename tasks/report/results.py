@@ -164,8 +164,8 @@ def summarise(
     evidence: Evidence, rows: Sequence[Row], paired: Paired, points: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the summary: the `headline`; `recipes` (mean, min and max over the seeds, and
-    `differences`); `points` at equal compute; `reference`, `candidate`, `champion` and `why`; and
-    the metrics of the `initial` policy."""
+    `differences`); `points` at equal compute; `reference`, `candidate`, `champion` and `why`; the
+    digests of the runs' `policies`; and the metrics of the `initial` policy."""
     reference = reference_of(evidence)
     recipes = {run.recipe: summary_of(run, rows) for run in evidence.first_runs}
     best = best_on_validation(recipes, list(recipes))
@@ -179,6 +179,7 @@ def summarise(
     return {
         "headline": headline(compared, evidence.budget),
         "initial": initial,
+        "policies": {run.name: run.metrics["policy"] for run in evidence.trained},
         **compared,
         "candidate": {key: candidate[key] for key in ("recipe", "seed")},
         "champion": champion,

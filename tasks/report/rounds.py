@@ -17,7 +17,9 @@ from tasks.common.artifacts import PROFILE, Layout
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.recovery import how_to_restore
+from tasks.models.provenance import require_same
 from tasks.report.curves import COMPARED
+from tasks.report.evidence import Json
 from tasks.report.paired import CLASSES, class_of
 from tasks.report.results import Results, Row, name_of
 
@@ -47,7 +49,7 @@ def read_rounds(before: Sequence[Path], results: Results) -> list[Round]:
     layouts = [Layout(root) for root in before]
     cards = [*(read_checked(layout.policy_card) for layout in layouts), evidence.policy]
     found = [
-        read_round(number, layout, cards[number - 1], cell_of(cards[number]["source"]))
+        read_round(number, layout, cards[number - 1], cards[number])
         for number, layout in enumerate(layouts, start=1)
     ]
     chosen = summary["champion"] or summary["candidate"]
@@ -63,17 +65,21 @@ def read_rounds(before: Sequence[Path], results: Results) -> list[Round]:
     return [*found, last]
 
 
-def read_round(number: int, layout: Layout, card: Mapping[str, Any], cell: str) -> Round:
-    """Read an earlier round. `cell` is the `recipe/seed` of the policy that was kept."""
-    summary = read_checked(layout.report / "summary.json")
+def read_round(number: int, layout: Layout, card: Json, after: Json) -> Round:
+    """Read an earlier round. `card` is that of its initial policy, `after` that of the kept one."""
+    cell = cell_of(after["source"])
+    path = layout.report / "summary.json"
+    summary = read_checked(path)
     rows = read_rows(layout.report / "leaderboard.json", summary)
+    kept = row_of(rows, cell, str(layout.report))
+    require_same(path, f"policy of {cell}", summary["policies"][cell], after["digest"])
     is_champion = summary["champion"] and name_of(summary["champion"]) == cell
     return Round(
         number,
         str(card["source"]),
         summary["initial"],
         rows,
-        row_of(rows, cell, str(layout.report)),
+        kept,
         "champion" if is_champion else "by name",
         PROFILE.read(layout.profile / "profile.parquet"),
     )

@@ -79,10 +79,14 @@ def test_groups_of_one_are_not_judged_by_their_contrast(values, layout: Layout) 
 
 def test_after_runs_the_advice_has_the_reports_sentence(values, layout: Layout) -> None:
     summary = {"recipes": {"grpo": {}, "alive": {}}, "headline": "About 9 more seeds would."}
+    summary["policies"] = {"grpo/1": "3f2a"}
+    write_checked(layout.trained_card("grpo", 1), {"digest": "3f2a"})
     write_checked(layout.report / "summary.json", summary)
     assert list(advise(values, layout))[-1] == "After the runs: About 9 more seeds would."
     values["experiment"]["recipes"] = ["grpo", "winnow"]
     assert "The report compares alive, grpo" in list(advise(values, layout))[-1]
+    write_checked(layout.trained_card("grpo", 1), {"digest": "77b0"})
+    assert "The report is stale: grpo/1 has other weights" in list(advise(values, layout))[-1]
 
 
 def test_slots_outside_the_model_are_named(values, layout: Layout) -> None:

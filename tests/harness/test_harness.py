@@ -63,8 +63,9 @@ def layout(tmp_path: Path) -> Layout:
     shutil.copytree(layout.policy, trained / "policy")
     describe(layout)
     (trained / "curve.parquet").write_bytes(b"first")
-    write_checked(layout.baseline / "metrics.json", {"pass_at_1": 0.45})
-    write_checked(layout.evaluation("grpo", 0) / "metrics.json", {"pass_at_1": 0.651})
+    policy = read_checked(layout.policy_card)["digest"]
+    for folder, found in ((layout.baseline, 0.45), (layout.evaluation("grpo", 0), 0.651)):
+        write_checked(folder / "metrics.json", {"pass_at_1": found, "policy": policy})
     return layout
 
 
@@ -132,6 +133,7 @@ def test_the_table_has_pass_at_1_and_the_benchmarks(layout: Layout) -> None:
     assert path.exists()
     record(layout, TRAINED, "sums", limit=8)
     assert records.table(layout).count("grpo/0") == 2
+    assert "65.1%" not in records.table(layout)  # that was the former policy
 
 
 def test_the_error_without_the_harness_names_the_command(layout: Layout, monkeypatch) -> None:

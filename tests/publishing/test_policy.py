@@ -10,8 +10,8 @@ import yaml
 from huggingface_hub import HfApi, constants
 
 from tasks.common.artifacts import Layout
-from tasks.common.checksums import write_checked
-from tasks.common.files import ArtifactError, write_text
+from tasks.common.checksums import read_checked, write_checked
+from tasks.common.files import ArtifactError, digest_file, write_text
 from tasks.common.locations import open_location
 from tasks.models.folder import policy_digest
 from tasks.publishing import policy
@@ -22,14 +22,17 @@ FILES = [
     *("README.md", TEMPLATE, "config.json", "curve.parquet", "forecast.json", "ledger.json"),
     *("metrics.json", "model.safetensors", "plan.parquet", "recipe.json"),
 ]
-SETTINGS: dict[str, dict[str, Any]] = {  # as the stage `code` writes them
-    "profile": {"profile": {"num_samples": 8}, "sampling": {"top_p": 0.9}},
-    "sgpo/allocate": {"allocate": {"passes": 4}, "train": {"loss": {"method": "pg"}}},
-    "sgpo/train": {
-        "train": {"learning_rate": 3.0e-4, "loss": {"method": "pg", "clip": 0.2}},
-        "engine": {"dtype": "float32", "quantization": "fp8"},
-    },
-    "sgpo/evaluate": {"evaluate": {"num_samples": 8}, "engine": {"quantization": "fp8"}},
+SETTINGS: dict[str, Any] = {  # as each stage notes its own
+    "profile": {"num_samples": 8},
+    "allocate": {"passes": 4},
+    "recipe": "sgpo",
+    "seed": 1,
+    "train": {"learning_rate": 3.0e-4, "loss": {"method": "pg", "clip": 0.2}},
+    "engine": {"dtype": "float32", "quantization": "fp8"},
+    "sampling": {"top_p": 0.9},
+    "verify": {"seconds": 10.0},
+    "budget": None,
+    "evaluate": {"num_samples": 8},
 }
 
 
@@ -43,22 +46,30 @@ def layout(tmp_path: Path) -> Layout:
         train / "policy" / "model.safetensors",
         train / "curve.parquet",
         plan / "plan.parquet",
+        layout.profile / "profile.parquet",
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(path.name.encode())
-    write_checked(layout.trained_card("sgpo", 1), {"digest": policy_digest(train / "policy")})
+    trained = policy_digest(train / "policy")
+    write_checked(layout.trained_card("sgpo", 1), {"digest": trained})
+    made = {**SETTINGS, "policy": "c509", "plan": digest_file(plan / "plan.parquet")}
+    write_checked(train / "settings.json", {**made, "trained": trained})
     accounts = ("charged", "charged_mixed", "executed")
     spent = {"generate": 1e12, "score": 0.0, "update": 5e11, "evaluate": 7e11, "branch": 3e11}
     write_checked(train / "flops.json", dict.fromkeys(accounts, spent))
     write_checked(layout.profile / "flops.json", {name: {"profile": 2e11} for name in accounts})
-    write_checked(plan / "forecast.json", {"reads_profile": True})
+    write_checked(layout.profile / "summary.json", {"settings": SETTINGS["profile"]})
+    forecast = {"reads_profile": True, "settings": SETTINGS["allocate"]}
+    forecast["profile"] = digest_file(layout.profile / "profile.parquet")
+    write_checked(plan / "forecast.json", forecast)
     metrics = {"num_prompts": 256, "num_samples": 8, "pass_at_1": 0.653, "greedy": 0.742}
+    metrics |= {"policy": trained, "settings": SETTINGS["evaluate"]}
     bounds = {"pass_at_1_low": 0.606, "pass_at_1_high": 0.698}
     write_checked(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
     origin = {"source": "hf://org/base@abc", "location": "/home/me/.cache/abc", "digest": "c509"}
     write_checked(layout.policy_card, origin)
-    for name, values in SETTINGS.items():
-        write_text(layout.code_folder / f"{name}.params.yaml", yaml.safe_dump(values))
+    # a value that has changed since the training
+    write_text(layout.code("train", "sgpo").with_suffix(".params.yaml"), "train: {max_steps: 6}")
     return layout
 
 
@@ -67,10 +78,7 @@ def test_a_folder_has_the_policy_with_its_settings(layout: Layout, tmp_path: Pat
     assert push(layout, "sgpo", 1, str(place), overwrite=False) == FILES
     assert (place / TEMPLATE).read_bytes() == b"tools.jinja"
     assert (place / "model.safetensors").read_bytes() == b"model.safetensors"
-    recipe = json.loads((place / "recipe.json").read_text())
-    train = SETTINGS["sgpo/train"]
-    every = {**SETTINGS["profile"], **SETTINGS["sgpo/allocate"], **SETTINGS["sgpo/evaluate"]}
-    assert recipe == {"recipe": "sgpo", "seed": 1, **every, **train}
+    assert json.loads((place / "recipe.json").read_text()) == SETTINGS
     head, card = (place / "README.md").read_text().split("\n---\n", 1)
     described = yaml.safe_load(head.removeprefix("---"))
     assert described["base_model"] == "org/base"
@@ -84,11 +92,32 @@ def test_a_folder_has_the_policy_with_its_settings(layout: Layout, tmp_path: Pat
 def test_an_unfinished_or_damaged_cell_is_not_pushed(layout: Layout, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first"):
         push(layout, "grpo", 0, str(tmp_path / "out"), overwrite=False)
-    (layout.code_folder / "sgpo" / "train.params.yaml").unlink()
-    with pytest.raises(ArtifactError, match=r"train\.params\.yaml does not exist: run the pipel"):
-        push(layout, "sgpo", 1, str(tmp_path / "out"), overwrite=False)
     (layout.train("sgpo", 1) / "policy" / "model.safetensors").write_bytes(b"model.safetensorz")
     with pytest.raises(ArtifactError, match="is not what training wrote .* Delete it"):
+        push(layout, "sgpo", 1, str(tmp_path / "out"), overwrite=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "message"),
+    [
+        ("runs/sgpo/1/eval/metrics.json", "policy", "policy"),
+        ("runs/sgpo/1/train/settings.json", "trained", "policy"),
+        ("runs/sgpo/1/train/settings.json", "policy", "initial policy"),
+        ("runs/sgpo/1/train/settings.json", "plan", "plan"),
+        ("runs/sgpo/1/plan/forecast.json", "profile", "profile"),
+    ],
+)
+def test_numbers_of_another_policy_are_not_pushed(
+    file: str, key: str, message: str, layout: Layout, tmp_path: Path
+) -> None:
+    """A stage ran again, and the stages after it did not."""
+    path = layout.root / file
+    write_checked(path, {**read_checked(path), key: "77b0"})
+    named = (
+        rf"{path.name} is of another {message} \(77b0\) than the present one \(.*\): bring it up"
+    )
+    with pytest.raises(ArtifactError, match=named):
         push(layout, "sgpo", 1, str(tmp_path / "out"), overwrite=False)
     assert not (tmp_path / "out").exists()
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS
+from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.reading.comparisons import CLASSES, Wanted, read
@@ -40,10 +41,17 @@ def layout(tmp_path: Path) -> Layout:
     prompt = {**dict.fromkeys(PROMPTS.columns), "verifier": "exact", "answer": "8\x1b[2J"}
     rows = [{**prompt, "prompt_id": name, "prompt": f"asked {name}\x1b"} for name in BEFORE]
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame(rows))
-    for folder, outcomes, text in (
-        (layout.baseline, BEFORE, "old\x1b]0;title\x07\r\x9b31m\x7f"),
-        (layout.evaluation("sgpo", 0), AFTER, "new\u202e\u2028\u200f\u2066\n\t3 × π, 漢字\u00a0"),
+    base, trained = (layout.policy_card, layout.baseline), layout.evaluation("sgpo", 0)
+    for (card, folder), outcomes, text in (
+        (base, BEFORE, "old\x1b]0;title\x07\r\x9b31m\x7f"),
+        (
+            (layout.trained_card("sgpo", 0), trained),
+            AFTER,
+            "new\u202e\u2028\u200f\u2066\n\t3 × π, 漢字\u00a0",
+        ),
     ):
+        write_checked(card, {"digest": "3f2a"})
+        write_checked(folder / "metrics.json", {"policy": "3f2a"})
         ROLLOUTS.write(folder / "rollouts.parquet", ROLLOUTS.frame(rollouts(outcomes, text)))
     return layout
 
@@ -99,6 +107,10 @@ def test_missing_files_and_prompts_are_named(layout: Layout) -> None:
         list(read(layout, "sgp", 0, Wanted(None, None, 1, 1)))
     with pytest.raises(ArtifactError, match="no test prompt whose id begins with q of the class"):
         shown(layout, "q", "lost")
+    write_checked(layout.trained_card("sgpo", 0), {"digest": "77b0"})
+    with pytest.raises(ArtifactError, match=r"eval/metrics\.json is of another policy \(3f2a\)"):
+        shown(layout)
+    write_checked(layout.trained_card("sgpo", 0), {"digest": "3f2a"})
     test = layout.prompts("test")
     PROMPTS.write(test, PROMPTS.read(test)[1:])
     with pytest.raises(ArtifactError, match=r"baseline/rollouts\.parquet has other prompts than"):

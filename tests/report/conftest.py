@@ -58,8 +58,13 @@ def amounts(
     return {name: 1e9 * value for name, value in zip(names, flops, strict=True)} | counts
 
 
-def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
+INITIAL = "91c0a1b2c3d4e5f6"  # digest of the initial policy; that of a trained one is RECIPE-SEED
+
+
+def metrics(pass_at_1: float, policy: str = INITIAL, half: float = 0.04) -> dict[str, Any]:
     return {
+        "policy": policy,
+        "settings": {"num_samples": 8},
         "num_prompts": 256,
         "num_samples": 8,
         "pass_at_1": pass_at_1,
@@ -122,7 +127,7 @@ def write_shared(layout: Layout) -> None:
     card = {
         "architecture": "Qwen3ForCausalLM",
         "num_parameters": 438656,
-        "digest": "91c0a1b2c3d4e5f6",
+        "digest": INITIAL,
         "source": "tiny",
     }
     write_checked(layout.policy_card, card)
@@ -130,6 +135,7 @@ def write_shared(layout: Layout) -> None:
     PROFILE.write(layout.profile / "profile.parquet", profile_of(counts))
     spent = amounts(80, 100, 90, 100, tokens=5000, rollouts=320)
     write_checked(layout.profile / "flops.json", ledger(profile=spent))
+    write_checked(layout.profile / "summary.json", {"settings": {"num_samples": 8}})
     of = digest_file(layout.profile / "profile.parquet")
     write_checked(layout.measured("profile"), {"of": of, "seconds": {"profile": 6.0}})
     prompts = [
@@ -174,6 +180,7 @@ def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
     rollouts = sum(size(index) for index in chosen)
     expected = {"rollouts": rollouts, "mixed_rate": 0.5, "tokens": rollouts * 30.0}
     forecast = {"reads_profile": reads_profile, "strategy": recipe, "plan": expected}
+    forecast["settings"] = {"strategy": recipe, "passes": 4}
     for seed in (0, 1):
         folder = layout.plan(recipe, seed)
         PLAN.write(folder / "plan.parquet", PLAN.frame(visits))
@@ -196,7 +203,12 @@ def write_training(
     }
     write_checked(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
     lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
-    write_checked(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
+    policy = f"{recipe}-{seed}"
+    write_checked(layout.trained_card(recipe, seed), {"digest": policy})
+    made = dict.fromkeys(("sampling", "verify", "budget"))
+    made |= {"train": {"loss": {"clip_high": 0.28}}, "engine": {"dtype": "float32"}}
+    write_checked(folder / "settings.json", {**made, "recipe": recipe, "seed": seed})
+    write_checked(layout.evaluation(recipe, seed) / "metrics.json", metrics(test, policy))
     write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
     shares = np.linspace(0.4, validation, 8) + np.append(0, np.append(rng.normal(0, 0.01, 6), 0))

@@ -12,7 +12,7 @@ from tasks.common.statistics import bootstrap_interval
 from tasks.report.evidence import read_evidence
 from tasks.report.paired import Paired, difference, is_apart, pair
 from tasks.report.views.tables import text_table
-from tests.report.conftest import NUM_TEST, metrics, results, write_answers
+from tests.report.conftest import INITIAL, NUM_TEST, metrics, results, write_answers
 
 ONE_SEED = Experiment(["grpo", "sgpo"], [0])
 # half of the 256 prompts are hard and half are easy, as in a real test set: 2 or 6 of 8 correct
@@ -34,8 +34,9 @@ def set_answers(layout: Layout, recipe: str | None, correct: list[int]) -> tuple
     rates = np.array(correct) / 8
     low, high = bootstrap_interval(rates, 1000, rng())
     folder = layout.evaluation(recipe, 0) if recipe else layout.baseline
+    policy = f"{recipe}-0" if recipe else INITIAL
     interval = {"pass_at_1_low": low, "pass_at_1_high": high}
-    write_checked(folder / "metrics.json", {**metrics(float(rates.mean())), **interval})
+    write_checked(folder / "metrics.json", {**metrics(float(rates.mean()), policy), **interval})
     write_answers(folder, correct)
     return low, high
 

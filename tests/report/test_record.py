@@ -71,6 +71,19 @@ def test_a_result_is_recorded_once_and_a_changed_one_again(
     assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]
 
 
+def test_the_champion_has_the_weights_of_the_report(layout: Layout) -> None:
+    """A later training had the same curve and other weights, and DVC has restored the first."""
+    card = layout.trained_card("sgpo", 1)
+    for digest in ("sgpo-1", "77b0"):
+        write_checked(card, {"digest": digest})
+        with tracking.track(SETTINGS, layout, "train", "sgpo", 1) as tracker:
+            tracker.model("sgpo/1", layout.train("sgpo", 1) / "policy", digest)
+    write_checked(card, {"digest": "sgpo-1"})
+    report(layout)
+    version = client_of(layout).get_model_version_by_alias("winnow", "champion")
+    assert version.tags["digest"] == "sgpo-1"
+
+
 def test_a_report_after_a_kill_completes_the_cells(layout: Layout) -> None:
     report(layout)  # a cell belongs to the process that starts its stages, as this one does
     client = client_of(layout)

@@ -199,6 +199,16 @@ def test_a_tie_is_named_with_the_rule(found: list[float], words: str, layout: La
     assert results(layout, ["b", "a"], seeds).summary["why"].startswith(words)
 
 
+def test_the_evaluation_of_other_weights_is_refused(layout: Layout) -> None:
+    write_checked(layout.trained_card("sgpo", 1), {"digest": "3f2a"})
+    message = r"eval/metrics\.json is of another policy \(sgpo-1\) than the present one \(3f2a\): "
+    with pytest.raises(ArtifactError, match=message):
+        results(layout)
+    write_checked(layout.policy_card, {**read_checked(layout.policy_card), "digest": "77b0"})
+    with pytest.raises(ArtifactError, match=r"baseline/metrics\.json is of another policy"):
+        results(layout)
+
+
 def test_the_plot_has_the_share_of_rollouts_with_an_advantage() -> None:
     """Two steps of 4 rollouts in a bin: 3 of 8, and a step without sampled rollouts."""
     rows = [

@@ -24,7 +24,10 @@ def second(reported: Layout, tmp_path_factory: pytest.TempPathFactory) -> Layout
     reports."""
     first = Layout(shutil.copytree(reported.root, tmp_path_factory.mktemp("rounds") / "data"))
     layout = make_layout(first.root / "rounds" / "2")
-    write_checked(layout.policy_card, {**read_checked(layout.policy_card), "source": SOURCE})
+    card = {**read_checked(layout.policy_card), "source": SOURCE, "digest": "sgpo-1"}
+    write_checked(layout.policy_card, card)
+    metrics = layout.baseline / "metrics.json"
+    write_checked(metrics, {**read_checked(metrics), "policy": "sgpo-1"})
     path = layout.profile / "profile.parquet"
     easier = (pl.col("pass_rate") + 1 / 8).clip(0, 1)
     PROFILE.write(path, PROFILE.read(path).with_columns(easier))
@@ -85,6 +88,8 @@ def test_a_start_that_the_earlier_round_lacks_is_named(second: Layout) -> None:
     write_checked(second.policy_card, card)
     assert done.returncode == 1
     assert "pods/0, from which the next round started, is not on the leaderboard of" in done.output
+    with pytest.raises(ArtifactError, match=r"another policy of sgpo/1 \(sgpo-1\) than the .*77b0"):
+        rounds.read_round(1, Layout(first), card, {**card, "digest": "77b0"})
 
 
 @pytest.mark.parametrize("source", ["tiny", "models/runs/sgpo/0/policy"])

@@ -48,7 +48,7 @@ def write(stage: Stage, results: Results) -> None:
         tracker.cell(
             run.recipe,
             run.seed,
-            recipes.of_cell(layout, run.recipe, run.seed),
+            run.settings,
             [point(reached, milliseconds()), *curves(stage, results, run)],
             datasets={split: path for split, path in prompts.items() if path.exists()},
             outputs=outputs(stage, run),
@@ -63,10 +63,9 @@ def write(stage: Stage, results: Results) -> None:
 
 
 def trained_by(stage: Stage, chosen: Mapping[str, Any] | None) -> Path | None:
-    """Return the file that identifies the training run of the chosen cell, or None."""
-    if chosen is None:
-        return None
-    return stage.layout.train(chosen["recipe"], chosen["seed"]) / "curve.parquet"
+    """Return the file that identifies the policy of the chosen cell, or None. Two trainings can
+    have the same curve and different weights."""
+    return stage.layout.trained_card(chosen["recipe"], chosen["seed"]) if chosen else None
 
 
 def outputs(stage: Stage, run: Trained) -> list[Path]:
@@ -74,6 +73,7 @@ def outputs(stage: Stage, run: Trained) -> list[Path]:
     layout, cell = stage.layout, (run.recipe, run.seed)
     return [
         layout.plan(*cell) / "plan.parquet",
+        layout.trained_card(*cell),
         layout.train(*cell) / "curve.parquet",
         layout.train(*cell) / "flops.json",
         layout.evaluation(*cell) / "metrics.json",

@@ -90,7 +90,8 @@ class Checkpoints:
     """
 
     def __init__(self, root: Path, components: Mapping[str, Any], keep: int) -> None:
-        self.folder, self.keep = root / digest(dict(components)), keep
+        self.components = dict(components)
+        self.folder, self.keep = root / digest(self.components), keep
         self.writer = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
         self.saved = time.monotonic()

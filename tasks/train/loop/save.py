@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 METHOD = "method"  # prefix of the slot and field names of a checkpoint's tensors
 BUFFER = "buffer"  # name of the buffer's table and numbers in a checkpoint
+OF_MACHINE = ("code", "inputs")  # components that name files of this machine, or that code changes
 
 
 def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
@@ -159,7 +160,10 @@ def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None
     shutil.rmtree(out / "policy", ignore_errors=True)
     temporary.rename(out / "policy")
     sync_folder(out)
-    write_checked(out / "policy.json", {"digest": policy_digest(out / "policy")})
+    trained = policy_digest(out / "policy")
+    write_checked(out / "policy.json", {"digest": trained})
+    made = {key: value for key, value in checkpoints.components.items() if key not in OF_MACHINE}
+    write_checked(out / "settings.json", {**made, "trained": trained})
     STEPS.write(out / "steps.parquet", STEPS.frame(state.steps))
     CURVE.write(out / "curve.parquet", CURVE.frame(state.curve))
     TRAIN_ROLLOUTS.write_parts(out / "rollouts.parquet", checkpoints.rollouts())
