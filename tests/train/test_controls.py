@@ -16,7 +16,7 @@ from tasks.train.methods.control import plan as follow
 from tasks.train.plan import Plan
 from tasks.train.rollouts import merge
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import Control
+from tasks.train.slots import Control, SoFar
 from tests.train.steps import BATCH, START, after, answer_to, passes_of, plan_of, requested
 
 SAGC: dict[str, Any] = {
@@ -71,11 +71,20 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
 # --- greso
 
 
+def test_greso_repeats_a_plan_of_one_pass_without_its_dead_groups() -> None:
+    """With a budget, a plan of one pass is repeated; the streak of three skips 7 of 8 visits."""
+    method = greso_on(passes_of(1000, 2, 1, BatchSettings("rollouts", 10_000, "generated")))
+    budget = SoFar(None, 0, 0, done=0.5)
+    assert len(requested(method, so_far=budget).counts) == 1000  # nothing is known yet
+    method.state.streaks[:] = 3
+    again = requested(method, so_far=budget)
+    assert len(again.counts) == pytest.approx(125, abs=32)  # three standard deviations
+
+
 def test_greso_never_skips_in_the_first_pass_and_then_by_streak() -> None:
     method = greso_on(passes_of(4, 2, 3, BatchSettings("rollouts", 100, "generated")))
     assert method.skip_probability(np.arange(4)).tolist() == [0] * 4
     method.state.streaks = np.array([3, -3, 0, 9])
-    assert method.skip_probability(np.arange(4)).tolist() == [0] * 4  # pass 0
     np.testing.assert_allclose(method.skip_probability(np.arange(4, 8)), [0.875, 0.875, 0, 0.99])
     for seed in range(50):
         method.state.position = 4

@@ -1,7 +1,7 @@
 """`greso`: skip prompts whose last groups had no gradient, before they are sampled (GRESO, arXiv
 2506.02177).
 
-From the second pass on, a prompt is skipped with probability 1 - max(p_easy^z, floor) if its last z
+A prompt that was sampled before is skipped with probability 1 - max(p_easy^z, floor) if its last z
 groups were all correct, and with 1 - max(p_hard^z, floor) if its last z were all wrong. A mixed
 group resets z; a group without graded rollouts does not change it. Both p move by `step` per
 training step within [p_min, p_max]: down if the share of all-correct (all-wrong) groups among the
@@ -97,11 +97,11 @@ class Method(Control):
             width *= 2
 
     def skip_probability(self, visits: Ints) -> Floats:
-        """Return the probability of skipping each visit; 0 in the first pass."""
+        """Return the probability of skipping each visit; 0 for a prompt without a streak."""
         streak = self.state.streaks[self.plan.prompt_rows_V[visits]]
         p = np.where(streak > 0, self.state.p_easy, self.state.p_hard)
         kept = np.maximum(p ** np.abs(streak), self.settings.floor)
-        return np.where((self.plan.passes_V[visits] > 0) & (streak != 0), 1.0 - kept, 0.0)
+        return np.where(streak != 0, 1.0 - kept, 0.0)
 
     def observe(self, rollouts: Rollouts) -> None:
         """Lengthen or reset the streaks of the step's prompts, and adapt the two probabilities."""
