@@ -1,6 +1,7 @@
 """Estimators of other trainers: published and hand-computed values, and corrections for a different
 sampler."""
 
+import itertools
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,13 +98,29 @@ def test_pass_at_k_is_shared_among_the_correct_rollouts() -> None:
     assert scores[[0, 7]] == pytest.approx([0.5, 0.3571], abs=5e-5)
     assert scores.sum() / 4 == pytest.approx(0.7857, abs=5e-5)
     found = advantages_of(pass_at, group_of(2, 8), [0] * 8, k=4)
-    assert found == pytest.approx((scores - scores.mean()) * 8 / 7)
+    assert found == pytest.approx((scores - scores.mean()) * 8 / 4)
+    # of four, one is correct: 1/2 and 1/6 less 0 and 1/3, the shares of others in pairs without it
+    assert advantages_of(pass_at, group_of(1, 4), [0] * 4, k=2) == pytest.approx(
+        [1 / 2] + [-1 / 6] * 3
+    )
     many = pass_at.scores(np.arange(512) < 3, np.zeros(512, dtype=np.int64), 256)
     assert np.isfinite(many).all()
     short = pass_at.scores(np.array([True, False]), np.zeros(2, dtype=np.int64), 4)
     assert short.tolist() == [1.0, 1.0]  # pass@2 of a solved group of two
     assert advantages_of(pass_at, group_of(1, 4), [0] * 4, k=4).tolist() == [0.0] * 4
     assert pass_at.Method(pass_at.Settings(k=4)).min_group == 5
+
+
+@pytest.mark.parametrize(("size", "k"), [(4, 2), (5, 3), (3, 1)])
+def test_the_expected_gradient_of_pass_at_is_that_of_pass_at_k(size: int, k: int) -> None:
+    """By enumeration: of 1 - (1 - p)^k, with respect to the logit of the chance p of a success."""
+    p, total = 0.3, 0.0
+    for outcomes in itertools.product([1.0, 0.0], repeat=size):
+        rewards = np.array(outcomes)
+        chance = np.prod(np.where(rewards > 0, p, 1 - p))
+        found = advantages_of(pass_at, rewards.tolist(), [0] * size, k=k)
+        total += chance * float(found @ (rewards - p))
+    assert total == pytest.approx(k * (1 - p) ** (k - 1) * p * (1 - p))
 
 
 def test_raw_rewards() -> None:

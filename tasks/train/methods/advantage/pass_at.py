@@ -2,9 +2,11 @@
 
 In a group of n rollouts with c correct, a rollout's score is its share in the unbiased estimate of
 pass@k over all subsets of k. A correct rollout has k/n. A wrong one has k/n times the probability
-that k - 1 random others include a correct one. The advantage is the score minus the mean of the
-others' scores (`rloo`). A group of at most k rollouts has no gradient: all of them have the same
-score. Outcomes count, not rewards."""
+that k - 1 random others include a correct one. The advantage is the score minus a baseline from the
+subsets without the rollout: (n - 1) / (n - k) times the score minus the mean of the others' scores
+(`rloo`), which are partly from subsets with it. So the expected gradient is that of pass@k. A group
+of at most k rollouts has no gradient: all of them have the same score. Outcomes count, not
+rewards."""
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +36,11 @@ class Method(Advantage):
         self.k, self.min_group = settings.k, settings.k + 1
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        scores_B = scores(rollouts.is_correct_B(), rollouts.group_B, self.k)
-        return rloo.advantage(scores_B, rollouts.group_B)
+        group_B = rollouts.group_B
+        size_B = np.bincount(group_B)[group_B]
+        scores_B = scores(rollouts.is_correct_B(), group_B, self.k)
+        factor_B = (size_B - 1) / np.maximum(size_B - self.k, 1)
+        return np.asarray(factor_B * rloo.advantage(scores_B, group_B))
 
 
 def scores(is_correct_B: npt.NDArray[np.bool_], group_B: Ints, k: int) -> Floats:
