@@ -304,6 +304,21 @@ def test_m2po_only_affects_far_tokens(guesser: Path, tmp_path: Path) -> None:
     assert trainer.state.ledger.charged["score"] > 0.0  # the pass over the step
 
 
+def test_the_limit_of_m2po_omits_tokens_without_a_gradient(guesser: Path, tmp_path: Path) -> None:
+    """One token has a mean square of .05 over the trained tokens, and less over the step's."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), correction={"m2po": 0.04})
+    fresh = sampled(trainer).fresh
+    rewards = np.where(fresh.group_B == 0, np.arange(len(fresh.group_B)) % 2, 0.0)
+    is_trained_N, logs_N = fresh.group_B[fresh.owner_N()] == 0, fresh.logprobs_N.copy()
+    assert is_trained_N.mean() < 0.8
+    logs_N[0] += np.sqrt(0.05 * is_trained_N.sum())
+    moved = fresh.with_columns(
+        logprobs=nested(logs_N, fresh.completion_tokens_B()), reward=rewards, outcome="wrong"
+    )
+    found = trainer.estimate(trainer.observe_policy(moved), trainer.rng())
+    assert np.flatnonzero(is_trained_N & (found.advantages_N == 0)).tolist() == [0]
+
+
 def test_opsm_rejects_only_negative_rollouts() -> None:
     """The mean log-probability of both rollouts fell by more than 0.5 after sampling."""
     gaps, rows = [-0.6, -0.6, -0.6, -0.6], [0, 0, 1, 1]

@@ -54,7 +54,7 @@ def corrected_tokens(
 
 def far_tokens(log_ratios_N: Floats, limit: float) -> Bools:
     """Return [N] whether to mask a token. The largest |log-ratios| are masked: as few as needed to
-    bring the mean square of the step's other log-ratios below `limit` (M2PO, arXiv 2510.01161)."""
+    bring the mean square of the other log-ratios below `limit` (M2PO, arXiv 2510.01161)."""
     squares_N = log_ratios_N**2
     order = np.argsort(-squares_N, kind="stable")
     num_left = np.arange(len(order), 0, -1)

@@ -168,6 +168,7 @@ class Trainer:
         learned_N = keep_B[owner_N] & rollouts.trained_N()
         limit = self.run.settings.correction.m2po
         if limit is not None and rollouts.observed is not None:
+            learned_N &= advantages_N != 0.0  # others are not trained on, so the limit omits them
             ratios_N = rollouts.observed.logprobs_N - rollouts.logprobs_N
             learned_N[learned_N] = ~far_tokens(ratios_N[learned_N], limit)
         rollouts = rollouts.estimated(keep_B, np.where(learned_N, advantages_N, 0.0))
