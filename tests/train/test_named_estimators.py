@@ -355,11 +355,13 @@ def test_kl_cov_marks_the_largest_covariances() -> None:
 
 
 def test_kl_cov_penalises_marked_tokens() -> None:
-    """Ratios 2, 1/2 and 1 with penalty 0.5: the gradient of |log r| is its sign."""
-    logs = torch.tensor([2.0, 0.5, 1.0, 2.0]).log().requires_grad_()
-    tokens = tokens_of(logs, marked_N=torch.tensor([True, True, True, False]))
+    """Ratios 2, 1/2, 1 and, by rounding, nearly 1: the gradient of |log r| is its sign, or 0."""
+    logs = torch.tensor([2.0, 0.5, 1.0, 2.0, 0.99999, 1.00001]).log().requires_grad_()
+    tokens = tokens_of(logs, marked_N=torch.tensor([True, True, True, False, True, True]))
     loss, stats = kl_cov.Method(kl_cov.Settings(penalty=0.5))(tokens, StepTotals(1, 1, 1))
     loss.backward()
     assert logs.grad is not None
-    assert (-logs.grad).tolist() == pytest.approx([2.0 - 0.5, 0.5 + 0.5, 1.0, 2.0])
-    assert stats["clipped"].sum() == 3
+    assert (-logs.grad).tolist() == pytest.approx(
+        [2.0 - 0.5, 0.5 + 0.5, 1.0, 2.0, 0.99999, 1.00001]
+    )
+    assert stats["clipped"].sum() == 5

@@ -4,8 +4,10 @@
 A token's covariance is (A - mean A) (log p - mean log p); the means are over the update's tokens,
 and p is from the policy before the batch's first update. For the `share` of tokens with the largest
 covariances, `penalty` times |log-ratio| is added to the loss, as in the authors' code. Rollouts of
-advantage 0 are left out. In the first update of a batch the penalty has no gradient, so several
-updates are required."""
+advantage 0 are left out. A log-ratio of at most 1e-4, which may be rounding, has no penalty: its
+sign would depend on the packing and the number of ranks (in bfloat16 it still may: rounding is
+larger). So in the first update of a batch the penalty has no gradient, and several updates are
+required."""
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from tasks.train.rollouts import Bools, Rollouts
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
 from tasks.train.tokens import Gains, Normalize, Tokens
+
+LEAST = 1.0e-4  # log-ratio above which a token has moved; float32 rounds by less
 
 
 @settings
@@ -36,7 +40,8 @@ class Method(Loss):
     def gains(self, tokens: Tokens) -> Gains:
         assert tokens.marked_N is not None
         log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
-        penalty_N = self.settings.penalty * log_ratio_N.abs() * tokens.marked_N
+        is_moved_N = tokens.marked_N & (log_ratio_N.detach().abs() > LEAST)
+        penalty_N = self.settings.penalty * log_ratio_N.abs() * is_moved_N
         gain_N = (log_ratio_N.exp() * tokens.advantages_N - penalty_N) * tokens.weights_N
         return gain_N, tokens.marked_N
 
