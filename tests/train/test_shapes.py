@@ -106,6 +106,16 @@ def test_only_tokens_of_high_entropy_have_an_advantage() -> None:
     assert entropies[found > 0].min() > entropies[found == 0].max()
 
 
+def test_of_equal_entropies_the_first_are_trained_on() -> None:
+    """A fifth of ten is 10 - ceil(.8 x 9) = 2; the quantile of .8 is one of nine equal values."""
+    rollouts = observed_of(completions_of([1.0], [10]))
+    assert rollouts.observed is not None
+    rollouts.observed.entropies_N[:] = [0, 0, 0, 0, 0, 0, 0, 2, 0, 0]
+    found = shape_of(entropy_mask, keep=0.2).advantages(rollouts, np.ones(10), RNG)
+    assert np.flatnonzero(found).tolist() == [0, 7]
+    assert shape_of(entropy_mask, keep=1.0).advantages(rollouts, np.ones(10), RNG).all()
+
+
 def with_logprobs(rollouts: Rollouts, logprobs: list[float]) -> Rollouts:
     """Return the rollouts with these log-probabilities under the policy and the sampler."""
     logprobs_N = np.array(logprobs)

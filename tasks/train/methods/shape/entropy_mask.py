@@ -7,7 +7,7 @@ scoring; the update still computes every token."""
 import numpy as np
 
 from tasks.common.params import above_zero, settings, share
-from tasks.train.rollouts import Features, Floats, Rollouts
+from tasks.train.rollouts import ROUNDING, Features, Floats, Rollouts
 from tasks.train.slots import Shape
 
 
@@ -33,10 +33,10 @@ class Method(Shape):
 
 
 def of_largest(rollouts: Rollouts, advantages_N: Floats, values_N: Floats, keep: float) -> Floats:
-    """Return [N] the advantages of the share `keep` of the step's own tokens with the largest
-    values, and 0 for the others."""
-    trained_N = rollouts.trained_N()
-    if not trained_N.any():
-        return advantages_N
-    least = np.quantile(values_N[trained_N], 1.0 - keep)
-    return np.where(values_N >= least, advantages_N, 0.0)
+    """Return [N] the advantages, with 0 for the step's own tokens outside the share `keep` with the
+    largest values; of equal values the first stay."""
+    places = np.flatnonzero(rollouts.trained_N())
+    num = len(places) - int(np.ceil((1.0 - keep) * (len(places) - 1) - ROUNDING))
+    masked_N = advantages_N.copy()
+    masked_N[places[np.argsort(-values_N[places], kind="stable")[num:]]] = 0.0
+    return masked_N
