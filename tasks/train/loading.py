@@ -107,7 +107,27 @@ def check_slots(settings: TrainSettings) -> None:
                 f"train.shape {cutting[0]} trains on a part of each completion, but the loss needs "
                 f"all of it with {listed(wholes)}: remove the shape, or change that setting"
             )
+        check_selected(settings, problems)
         check_control(settings, problems)
+
+
+def check_selected(settings: TrainSettings, problems: Problems) -> None:
+    """Report shapes without effect, or with another weight, because `select` drops rollouts."""
+    select, shapes = settings.select["method"], [spec["method"] for spec in settings.shape]
+    chosen: type[Select] = method_of("select", settings.select)[0].Method
+    acting = [each for each in shapes if shape_of(each).needs_equal]
+    if acting and (chosen.drops_equal or settings.select.get("drop_dead")):
+        problems.add(
+            f"train.shape {acting[0]} acts on groups of failures, which train.select {select} "
+            "drops: remove the shape, or select all"
+        )
+    dividing = [each for each in shapes if shape_of(each).needs_divisor]
+    if dividing and select != "all" and {settings.divisor, settings.advantage_over} != {"kept"}:
+        problems.add(
+            f"train.shape {dividing[0]} is a mean over the tokens of the loss's divisor, but "
+            f"train.select {select} drops some of them: set train.divisor and train.advantage_over "
+            "to kept, or select all"
+        )
 
 
 def check_control(settings: TrainSettings, problems: Problems) -> None:

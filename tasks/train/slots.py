@@ -138,9 +138,11 @@ class Configured(Protocol):
 class Select(Configured, Protocol):
     """The choice of the step's graded rollouts that enter the loss. If a method keeps a fixed
     number of rollouts per group, its setting `keep` is that number. `features` requests features of
-    the policy."""
+    the policy. With `drops_equal`, or the setting `drop_dead`, no rollout of a group of equal
+    rewards is kept."""
 
     features: Features | None = None
+    drops_equal: bool = False
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether each rollout is kept."""
@@ -207,13 +209,17 @@ class Shape(Configured, Protocol):
     change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last nonzero
     advantage. The loss must then be a sum over tokens of independent terms. With `masks`, tokens
-    get advantage 0 because they are not to be trained on."""
+    get advantage 0 because they are not to be trained on. With `needs_equal`, `select` must keep
+    groups of equal rewards. With `needs_divisor`, the method's rollouts must be those that the
+    loss's divisor counts and the update reads."""
 
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
     cuts_rows: bool = False
     masks: bool = False
+    needs_equal: bool = False
+    needs_divisor: bool = False
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         """Return [B] the rewards; `max_tokens` is the limit of a completion."""

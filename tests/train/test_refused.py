@@ -162,6 +162,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (of("shape", "pruned_po", drop=1.0), "drop is 1; it is at least 0 and below 1"),
     (of("shape", "cppo", drop=1.0), "drop is 1; it is at least 0 and below 1"),
     (of("shape", "nll", weight=-1), r"train.shape.weight is -1"),
+    *(
+        ({**of("shape", "failures"), **dropping}, "failures acts on groups of failures")
+        for dropping in (of("select", "mixed"), of("select", "pods", keep=2, drop_dead=True))
+    ),
+    *(
+        (
+            {**of("shape", "nll"), **of("select", "mixed"), **other},
+            "divisor and train.advantage_over",
+        )
+        for other in ({}, {"divisor": "kept", "advantage_over": "pool"})
+    ),
     (of("shape", "gdro", width=0.0), "width is above 0 and at most 1, and most at least"),
     (of("shape", "gdro", most=0.5), "width is above 0 and at most 1, and most at least"),
     *(
@@ -201,6 +212,8 @@ def test_settings_are_refused(changes: dict[str, Any], message: str) -> None:
         {**TAUGHT, **KL},
         {**NAT, **of("loss", "clip", normalize="prompt")},
         {**of("advantage", "maxrl"), **of("shape", "truncated")},
+        {**of("shape", "failures"), **PODS},
+        {**of("shape", "nll"), **of("select", "mixed"), "divisor": "kept"},
         KL_COV,
         {**of("loss", "kl_cov"), "updates": {"minibatches": 2}},
         correction(level="geometric", reject={"whole_rows": True}),

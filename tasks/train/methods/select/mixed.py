@@ -12,6 +12,8 @@ from tasks.train.slots import Select
 
 
 class Method(Select):
+    drops_equal = True
+
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
         return mixed_groups(rewards_B, group_B, len(rollouts.prompt_rows_Q))[group_B]

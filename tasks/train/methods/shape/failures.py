@@ -2,7 +2,8 @@
 2509.18851).
 
 With a virtual success in the mean and the standard deviation, each of G wrong rollouts has the
-advantage -1 / sqrt(G), in `grpo`'s units. Groups with a correct rollout are unchanged."""
+advantage -1 / sqrt(G), in `grpo`'s units. Groups with a correct rollout are unchanged. A `select`
+that drops groups of equal rewards is refused."""
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from tasks.train.slots import Shape
 
 
 class Method(Shape):
+    needs_equal = True
+
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
     ) -> Floats:

@@ -5,7 +5,9 @@ The advantage of correct rollouts' tokens grows by `weight` times the ratio of a
 tokens to those of correct rollouts. On-policy, with a loss that is proportional to the advantage
 and averaged over all tokens (`normalize: token`), this adds the gradient of `weight` times the mean
 negative log-probability of the correct tokens. All-correct groups have a gradient, too. Other
-averages weight the term like the advantage, and clips and importance weights apply to it."""
+averages weight the term like the advantage, and clips and importance weights apply to it. A
+`select` other than `all` is refused unless divisor and advantages are over the kept rollouts, since
+the weight would shrink with the dropped ones."""
 
 import numpy as np
 
@@ -24,6 +26,7 @@ class Settings:
 
 class Method(Shape):
     settings: Settings
+    needs_divisor = True
 
     def advantages(
         self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
