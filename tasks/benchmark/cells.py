@@ -9,7 +9,7 @@ import platform
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,13 @@ from tasks.benchmark.results import Line, digits
 from tasks.common import recipes
 from tasks.common.accounting.device_time import DeviceTime, Seconds
 from tasks.common.accounting.ledger import ACCOUNTS
-from tasks.common.artifacts import CURVE, PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS
+from tasks.common.artifacts import CURVE, PLAN, PROMPTS, ROLLOUTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.checksums import read_checked
 from tasks.common.files import digest, read_json, write_json
 from tasks.common.layout import Layout
 from tasks.common.stage import Stage
 from tasks.common.statistics import score_prompts
+from tasks.models.folder import reference_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -172,10 +173,11 @@ def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
     rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
     profiled = read_checked(layout.profile / "flops.json") if forecast["reads_profile"] else None
     train = recipes.recipe(cell.params, cell.recipe)["train"]
-    passes, time_of = passes_of(train, PROMPTS.read(layout.prompts("train"))), DeviceTime()
+    parameters, time_of = read_checked(layout.policy_card)["num_matmul_parameters"], DeviceTime()
+    passes = passes_of(train, PROMPTS.read(layout.prompts("train")), parameters)
+    passes = replace(passes, cut=computed_share(rollouts, passes, flops["tokens"]["update"]))
     seconds = device_seconds(rollouts, passes, time_of)
-    if not passes.is_seen and not passes.has_reference:  # so replay or a judge scored
-        parameters = read_checked(layout.policy_card)["num_matmul_parameters"]
+    if not passes.num_scorings and not passes.reference:  # so replay or a judge scored
         num_tokens = flops["charged"]["score"] / (2.0 * parameters)
         seconds += Seconds(score=scoring_seconds(num_tokens, rollouts, time_of))
     line: Line = {
@@ -216,54 +218,76 @@ def parts_of(seconds: Seconds) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Passes:
-    """The trainer's passes over a step's rollouts: the number of update `epochs`; whether there is
-    a forward pass before the update (`is_seen`); whether a slot needs each rollout's gradient norm;
-    and whether the loss of kept rollouts needs a reference, or has an entropy bonus."""
+    """The trainer's passes over a step's rollouts: the number of update `epochs`; the number of the
+    policy's forward passes before the update; whether a slot needs each rollout's gradient norm;
+    for the loss of kept rollouts, the size of its reference relative to the policy (0: none), and
+    whether it has an entropy bonus; whether an update has a gradient of prompts; and the share of
+    the kept completions' tokens that it computes, such as .75 with `nat`."""
 
     epochs: int = 1
-    is_seen: bool = False
+    num_scorings: int = 0
     has_norms: bool = False
-    has_reference: bool = False
+    reference: float = 0.0
     has_bonus: bool = False
+    prompt_gradient: bool = True
+    cut: float = 1.0
 
 
-def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
-    """Return the passes that the methods in a recipe's section `train` require."""
-    loading = importlib.import_module("tasks.train.loading")  # by name: no stage imports another
+def passes_of(train: Values, prompts: pl.DataFrame, parameters: int) -> Passes:
+    """Return the passes that the methods in a recipe's section `train` require, for a policy with
+    `parameters`. A method that reads the profile gets an empty one."""
+    # by name: no stage imports another
+    loading, profile = (importlib.import_module(f"tasks.train.{n}") for n in ("loading", "profile"))
+    nothing = profile.Profile(SAMPLES.frame([]), profile.Prompts(prompts, encode=list))
     specs = [(slot, train[slot]) for slot in ("select", "advantage")]
     specs += [("shape", spec) for spec in train.get("shape", [])]
-    features = [loading.load_method(*spec, prompts=prompts).features for spec in specs]
+    methods = [loading.load_method(*spec, prompts=prompts, profile=nothing) for spec in specs]
+    features = [method.features for method in methods if method.features]
     return Passes(
         epochs=train["updates"]["epochs"],
-        is_seen=any(features) or recipes.num_scorings(train) > 0,
-        has_norms=any(each.gradient_norms for each in features if each),
-        has_reference=recipes.has_reference(train),
+        num_scorings=recipes.num_scorings(train, has_features=bool(features)),
+        has_norms=any(each.gradient_norms for each in features),
+        reference=reference_parameters(train, parameters) / parameters,
         has_bonus=recipes.has_bonus(train),
+        prompt_gradient=train["prompt_gradient"],
     )
+
+
+def computed_share(rollouts: pl.DataFrame, passes: Passes, updated: float) -> float:
+    """Return the share of the kept completions' tokens that the updates computed; `updated` are the
+    tokens of all updates, with prompts, which a warm start may raise above those of the table."""
+    kept = rollouts.filter("kept")
+    completions = float(kept["token_ids"].list.len().sum())
+    computed = updated / passes.epochs - float(kept["prompt_tokens"].sum())
+    return min(computed / max(completions, 1.0), 1.0)
 
 
 def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
     """Return the modelled seconds for the steps of a TRAIN_ROLLOUTS table. A step decodes its fresh
     rollouts in one wave, prefills each group once, scores rollouts as `passes` requires, and uses
     those with a gradient (all kept ones if there is a reference or bonus) for updates. A wave has
-    ROWS_FACTOR copies, to fill the device; a step pays for one. LENGTH_FACTOR scales lengths."""
+    ROWS_FACTOR copies, to fill the device; a step pays for one. LENGTH_FACTOR scales lengths.
+    Updates of adapters count as whole ones, and a warm start does not count."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)
         whole = prompts + completions
         fresh = ~rows["replayed"].to_numpy()
         kept = rows["kept"].to_numpy()
-        is_all = passes.has_reference or passes.has_bonus
+        is_all = passes.reference > 0.0 or passes.has_bonus
         updated = kept if is_all else rows["advantage"].to_numpy() != 0.0
+        update = time_of.update((prompts + passes.cut * completions)[updated])
+        if not passes.prompt_gradient:  # two of three passes over the prompts
+            update -= time_of.update(prompts[updated]) * 2.0 / 3.0
         _, first = np.unique(rows["group"].to_numpy()[fresh], return_index=True)
         seconds += Seconds(
             decode=wave_of(prompts[fresh], completions[fresh], time_of),
             prefill=time_of.read(prompts[fresh][first]),
-            score=passes.is_seen * time_of.read(whole)
+            score=passes.num_scorings * time_of.read(whole)
             # each rollout's gradient separately, beside the pass that all slots share
             + passes.has_norms * time_of.update(whole)
-            + passes.has_reference * time_of.read(whole[kept]),
-            update=passes.epochs * time_of.update(whole[updated]),
+            + passes.reference * time_of.read(whole[kept]),
+            update=passes.epochs * update,
         )
     return seconds
 

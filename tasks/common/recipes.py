@@ -69,15 +69,17 @@ def has_reference(train: Mapping[str, Any]) -> bool:
     return train["kl_coefficient"] > 0.0 or registry.declares(file, "reads_reference")
 
 
-def num_scorings(train: Mapping[str, Any]) -> int:
+def num_scorings(train: Mapping[str, Any], *, has_features: bool = False) -> int:
     """Return how many passes over a step's rollouts a section `train` requires before the first
     update: one for a proximal policy, and one for `m2po` or, without a proximal policy, for several
-    updates (unless `ratio_to` is `sampler` and `reject` null). Slots are not considered."""
+    updates (unless `ratio_to` is `sampler` and `reject` null). With `has_features` a slot requires
+    the latter pass."""
     updates, correction = train["updates"], train.get("correction") or {}
     reads_old = correction.get("ratio_to") != "sampler" or correction.get("reject") is not None
     is_several = updates["epochs"] * updates["minibatches"] > 1
     has_m2po, is_proximal = (correction.get(key) is not None for key in ("m2po", "proximal"))
-    return int(has_m2po or (is_several and reads_old and not is_proximal)) + int(is_proximal)
+    reads_policy = has_features or has_m2po or (is_several and reads_old and not is_proximal)
+    return int(reads_policy) + int(is_proximal)
 
 
 def teacher_of(train: Mapping[str, Any]) -> Path | None:
