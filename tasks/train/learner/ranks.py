@@ -1,4 +1,5 @@
-"""Data parallel training: the same plan and the same step for any number of processes.
+"""Data parallel training: the same plan and, without `train.over_provision`, the same step for any
+number of processes.
 
 Every rank has the whole policy and its own engine. A step's groups are distributed for sampling.
 Then every rank gets all rollouts, so every rank computes the same requests, selection and
