@@ -5,7 +5,7 @@ Code that comes with a model runs only if the user sets `policy.trust_remote_cod
 
 import shutil
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,9 @@ from tasks.models.folder import (
 from tasks.models.packing import ATTENTION
 
 MODEL = "the model that config.json describes"
+# the names that models use for the number of experts in a layer, and of those that a token uses
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+ACTIVE_EXPERTS = ("num_experts_per_tok", "moe_topk", "top_k_experts")
 TOKENIZER = "the tokenizer (tokenizer.json, tokenizer_config.json)"
 transformers_logging.disable_progress_bar()  # the stage has its own progress bar
 
@@ -108,14 +111,16 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
     linear = sum(
         m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D)
     )
+    num, active = (first_number(config, names) for names in (EXPERTS, ACTIVE_EXPERTS))
     experts = sum(
-        p.numel() for name, p in model.named_parameters() if p.ndim == 3 and "expert" in name
+        p.numel()
+        for name, p in model.named_parameters()
+        if p.ndim == 3 and ("expert" in name or p.shape[0] == num > 1)  # of JetMoe
     )
-    active = getattr(config, "num_experts_per_tok", 1) / max(num_experts(config), 1)
     return {
         "architecture": type(model).__name__,
         "num_parameters": sum(p.numel() for p in model.parameters()),
-        "num_matmul_parameters": int(linear + experts * active),
+        "num_matmul_parameters": int(linear + experts * active / num),
         "num_head_parameters": head.weight.numel(),
         "num_layers": config.num_hidden_layers,
         "attention_width": heads * head_dim,
@@ -124,10 +129,10 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def num_experts(config: Any) -> int:
-    """Return the number of experts per layer (1: dense model). Models use three names for it."""
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    return next((int(found) for name in names if (found := getattr(config, name, None))), 1)
+def first_number(config: Any, names: Sequence[str]) -> int:
+    """Return the first positive integer under one of `names` in a configuration, 1 if none is."""
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if isinstance(value, int) and value > 0), 1)
 
 
 def load_model(

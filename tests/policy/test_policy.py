@@ -5,7 +5,14 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+import torch
+from transformers import (
+    AriaTextConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    JetMoeConfig,
+)
 
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import write_checked
@@ -19,6 +26,8 @@ from tasks.policy.run import provide
 from tasks.policy.settings import Policy
 from tasks.policy.source import from_store, resolve
 from tests.policies import make_policy
+
+SHAPE = {"hidden_size": 8, "vocab_size": 10, "num_hidden_layers": 2, "num_key_value_heads": 1}
 
 
 def test_weights_of_an_external_policy_are_not_copied(tmp_path, llama):
@@ -49,6 +58,34 @@ def test_model_is_described_without_its_weights(tmp_path):
     assert card["num_matmul_parameters"] == 2 * 12 * 64 * 64 + 100 * 64
     assert card["num_head_parameters"] == 100 * 64
     assert (card["attention_width"], card["max_length"]) == (64, 1024)
+
+
+@pytest.mark.parametrize(
+    ("config", "layer"),
+    [
+        # attention of 4 x 8 x 8, a shared expert of 3 x 8 x 6, two of four experts of that size
+        (
+            AriaTextConfig(
+                **SHAPE, num_attention_heads=1, intermediate_size=6, moe_num_experts=4,
+                moe_topk=2, moe_num_shared_experts=1,
+            ),
+            256 + 144 + 2 * 144,
+        ),
+        # keys and values of 8 x 8, two routers of 8 x 4, two of four experts in attention (queries
+        # and outputs of 8 x 4) and in the MLP (3 x 8 x 12)
+        (
+            JetMoeConfig(
+                **SHAPE, kv_channels=4, intermediate_size=12, num_local_experts=4,
+                num_experts_per_tok=2,
+            ),
+            64 + 2 * 32 + 2 * 64 + 2 * 288,
+        ),
+    ],
+)  # fmt: skip
+def test_a_token_passes_only_its_experts(config, layer):
+    with torch.device("meta"):
+        card = describe(AutoModelForCausalLM.from_config(config))
+    assert card["num_matmul_parameters"] == 2 * layer + 10 * 8
 
 
 def test_digest_depends_on_content_only(tmp_path, llama):
