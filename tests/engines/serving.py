@@ -28,6 +28,7 @@ class Behaviour:
     # the status that rejects the n-th completion, if any
     fault: Callable[[int], int | None] = lambda number: None
     first_token: int | None = 0  # added to all tokens; without it answers contain no tokens
+    fingerprint: str = "vllm-0.32.0-0123abcd"
     raw_logprobs: bool = False  # log-probabilities without the temperature
     delay: float = 0.0  # seconds before a completion is answered
     hangs: bool = False  # connections stay open without an answer
@@ -211,7 +212,7 @@ class Server:
             "logprobs": {"token_logprobs": [scale * value for value in samples.logprobs[0]]},
             "finish_reason": samples.finish_reasons[0],
         }
-        return {"choices": [choice], "system_fingerprint": "vllm-0.32.0-0123abcd"}
+        return {"choices": [choice], "system_fingerprint": self.does.fingerprint}
 
 
 class StandIn:

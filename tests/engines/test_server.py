@@ -1,5 +1,6 @@
 """The engine `server` with servers that fail, recover, or serve something else."""
 
+import asyncio
 import dataclasses
 import logging
 import re
@@ -15,7 +16,9 @@ from tasks.common.params import ParamsError
 from tasks.engines.engine import Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.loading import load_engine
+from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.identity import Identity
 from tasks.engines.settings import Sampling, parse_url
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
@@ -223,6 +226,20 @@ def test_a_temperature_that_vllm_would_not_use_is_refused(serve: Serve, policy: 
         sampling = dataclasses.replace(SAMPLING, temperature=value)
         with pytest.raises(ArtifactError, match=f"temperature is {value}, but vLLM supports 0"):
             engine.generate(dataclasses.replace(ONE, sampling=sampling))
+    other = connect(policy, serve(fingerprint="fp_1"))  # vLLM's limits are not those of others
+    assert other.generate(dataclasses.replace(ONE, sampling=sampling)).token_ids
+
+
+def test_the_probe_has_only_tokens_of_the_policy(serve: Serve, policy: Policy) -> None:
+    server = serve()
+    small = dataclasses.replace(policy, vocab_size=20)
+    asyncio.run(asked(Identity(small, "float32", trusted=True), server.url))
+    assert server.does.prompts == [(3, 10, 17, 4, 11, 18, 5, 12)]
+
+
+async def asked(identity: Identity, url: str) -> None:
+    async with Connection(Endpoint(parse_url(url)), 9.0) as connection:
+        await identity.check(connection, "")
 
 
 def test_server_of_several_models_may_name_the_policy(serve: Serve, policy: Policy) -> None:

@@ -30,6 +30,7 @@ from tasks.engines.engine import (
     StoppableEngine,
     Unavailable,
     check_for_vllm,
+    check_lengths,
 )
 from tasks.engines.server.dispatch import BEAT_SECONDS, Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, CompletionRequest, Connection, Endpoint
@@ -84,7 +85,7 @@ class ServerEngine(StoppableEngine):
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
         self.identity = Identity(policy, settings.dtype, trusted=bool(started))
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
-        self.version = "unknown"
+        self.version, self.is_vllm = "unknown", False
         self.versions = Versions(prefix)
         self.changing = threading.Lock()  # held while weights or servers change
         folder = replicas.folder if replicas else folder
@@ -125,11 +126,12 @@ class ServerEngine(StoppableEngine):
         self.models[connection.endpoint] = str(model["id"])
         self.max_length = min(self.max_length, model.get("max_model_len") or self.max_length)
         self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", probe.fingerprint)[:2]) or "unknown"
+        self.is_vllm |= model.get("owned_by") == "vllm" or self.version.startswith("vllm")
         return probe
 
     def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         """See `StoppableEngine`. Servers under URLs finish the completions that they have begun."""
-        check_for_vllm(request, self.max_length)
+        (check_for_vllm if self.is_vllm else check_lengths)(request, self.max_length)
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
         seeds, written = request.own_seeds(), request.written_B().tolist()
         in_flight, done = InFlight(), dict[int, Completion]()

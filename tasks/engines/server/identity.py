@@ -55,7 +55,7 @@ class Identity:
                 f"{url} serves {', '.join(models)}: start it with --served-model-name "
                 f"{self.policy.digest} for the policy"
             )
-        prompt = [(7 * i + 3) % 50 for i in range(PROBE_TOKENS)]
+        prompt = [(7 * i + 3) % min(50, self.policy.vocab_size) for i in range(PROBE_TOKENS)]
         completion = await connection.complete(CompletionRequest(name, prompt, PROBE, 0, []))
         if not self.trusted:
             await self.compare(url, name, prompt, completion)
