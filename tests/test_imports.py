@@ -7,12 +7,16 @@ import ast
 import importlib
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import yaml
+from packaging.utils import canonicalize_name
 
 from tasks.common.code import imports
 from tests.files import plant
+from tests.test_pins import EXTRAS, PROJECT, names_of
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = {"code", "ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate"}
@@ -132,6 +136,18 @@ def test_names_that_the_flows_load_exist() -> None:
     found = {each for path in ROOT.glob("flows/**/*.py") for each in loaded_by_name(path)}
     assert ("tasks.harness.records", "Subject") in found
     assert [(m, n) for m, n in found if not hasattr(importlib.import_module(m), n)] == []
+
+
+def test_imported_packages_are_declared() -> None:
+    paths = [*ROOT.glob("flows/**/*.py"), *ROOT.glob("tasks/**/*.py")]
+    tops = {module.partition(".")[0] for path in paths for module in imports(path, ROOT)}
+    tops -= {"flows", "tasks", *sys.stdlib_module_names}
+    packages = packages_distributions()
+    found = [{canonicalize_name(name) for name in packages.get(top, [top])} for top in tops]
+    declared = names_of(chain(PROJECT["dependencies"], *EXTRAS.values()))
+    assert [names for names in found if not names & declared] == []
+    unused = names_of(PROJECT["dependencies"]) - set.union(*found)
+    assert unused == {"boto3", "fastapi", "s3fs", "sqlalchemy"}  # for MLflow, Prefect and fsspec
 
 
 def test_every_stage_folder_is_a_stage_of_the_pipeline() -> None:

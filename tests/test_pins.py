@@ -1,6 +1,7 @@
 """The pins are complete, and satisfy pyproject.toml, which excludes versions that break others."""
 
 import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -30,6 +31,10 @@ def read(name: str) -> dict[str, str]:
     pairs = [line.split("==") for line in lines if line]
     assert [pair for pair in pairs if len(pair) != 2] == []
     return {canonicalize_name(package): version for package, version in pairs}
+
+
+def names_of(requirements: Iterable[str]) -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in requirements}
 
 
 PINS = {name: read(name) for name in FILES}
