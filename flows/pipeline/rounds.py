@@ -47,6 +47,11 @@ class FlowRequest:
                 f"--data {self.data} is a later round by itself: for several rounds use the "
                 f"first, --data {root.first} --rounds {self.rounds}"
             )
+        if root.number > 1 and "ingest" in self.force:
+            raise ParamsError(
+                f"--force ingest: {self.data} has the prompts of {root.first}; read the sources "
+                f"again with `winnow run --data {root.first} --rounds {root.number} --force ingest`"
+            )
         if len(self.starts) >= self.rounds:
             raise ParamsError(
                 "--from sets the start of a round after the first: with --rounds "

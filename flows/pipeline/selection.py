@@ -60,13 +60,18 @@ def choose(allowed: Iterable[T], wanted: Iterable[T] | None, what: str) -> set[T
 
 
 def select(
-    needs: Needs, changed: Iterable[str], recipes: Iterable[str] | None, seeds: Iterable[int] | None
+    needs: Needs,
+    changed: Iterable[str],
+    recipes: Iterable[str] | None,
+    seeds: Iterable[int] | None,
+    forced: Iterable[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Return (stages in order, stages left out) for these recipes and seeds; none given means all.
 
     A restriction keeps the chosen cells and their upstream stages. Stages that need all cells (the
     report) stay if no omitted stage, and none upstream of it, is in `changed`: DVC reports a stage
-    as changed only after its inputs have. Raise SelectionError for unknown names."""
+    as changed only after its inputs have. Raise SelectionError for unknown names, and
+    for a stage in `forced` that is left out."""
     all_cells = {place: coordinates(place) for place in needs if place.startswith("evaluate@")}
     chosen_recipes = choose((recipe for _, recipe, _ in all_cells.values()), recipes, "recipe")
     chosen_seeds = choose((seed for _, _, seed in all_cells.values()), seeds, "seed")
@@ -81,4 +86,6 @@ def select(
     is_stale = bool(upstream(needs, other) & set(changed))
     keep = upstream(needs, chosen) if is_stale else set(needs) - other
     left_out = [stage for stage in needs if stage not in keep]
+    if lost := sorted(set(forced) & set(left_out)):
+        raise SelectionError(f"--force {lost[0]}: this run leaves it out: run all recipes")
     return [stage for stage in order(needs) if stage in keep], left_out

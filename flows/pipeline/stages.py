@@ -47,7 +47,7 @@ class Stages:
         forced = forced_of(root, needs, force)
         code_reason = digest_code(dvc, root, CODE in forced)
         changed, forced = changes_of(dvc, root, root.pipeline), forced - {CODE}
-        ordered, left_out = selection.select(needs, changed, recipes, seeds)
+        ordered, left_out = selection.select(needs, changed, recipes, seeds, forced)
         stages = cls(dvc, root, needs, ordered, left_out, changed, forced)
         if code_reason:
             stages.code_reason = code_reason

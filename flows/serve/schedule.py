@@ -87,7 +87,8 @@ def cron(text: str) -> str:
 
 async def serve(options: argparse.Namespace) -> None:
     """Register the deployment, and start due runs until interrupted or terminated."""
-    shared = definition()
+    shared, request = definition(), flags.request_of(options)
+    is_later = request.chain[0].number > 1  # it has the prompts of the first round
     runner = Served(
         name=shared["name"], limit=1, pause_on_shutdown=False, heartbeat_seconds=HEARTBEAT_SECONDS
     )
@@ -98,8 +99,8 @@ async def serve(options: argparse.Namespace) -> None:
         cron=options.cron,
         concurrency_limit=ConcurrencyLimitConfig(**shared["concurrency_limit"]),
         parameters={
-            **asdict(flags.request_of(options)),
-            "force": options.force or shared["parameters"]["force"],
+            **asdict(request),
+            "force": request.force or ([] if is_later else shared["parameters"]["force"]),
         },
     )
     signal.signal(signal.SIGINT, runner.handle_sigterm)

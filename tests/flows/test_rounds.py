@@ -26,7 +26,7 @@ SGPO = "data/runs/sgpo/0/train/policy"
 
 
 def request(**options: Any) -> FlowRequest:
-    return FlowRequest([], [], [], [], **options)
+    return FlowRequest(**options)
 
 
 def titled(output: str, word: str) -> list[str]:
@@ -40,6 +40,10 @@ def titled(output: str, word: str) -> list[str]:
         ({"starts": ("sgpo/0",)}, "with --rounds 1 there are 0 of these, but it is given 1 times"),
         ({"rounds": 2, "starts": ("sgpo/0", "sgpo/0")}, "there are 1 of these"),
         ({"data": SECOND, "rounds": 3}, "use the first, --data data --rounds 3"),
+        (
+            {"data": SECOND, "force": ["ingest"]},
+            "`winnow run --data data --rounds 2 --force ingest`",
+        ),
         ({"data": "../other"}, "a data root is a folder at the top of the project"),
         ({"data": "data/other"}, "a data root is a folder at the top of the project"),
     ],

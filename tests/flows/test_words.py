@@ -133,6 +133,13 @@ def test_unknown_recipe_is_refused() -> None:
         selection.select(NEEDS, [], ["dapo"], None)
 
 
+def test_forced_stage_outside_the_selection_is_refused() -> None:
+    for forced, recipes in (("evaluate@a-1", ["b-c"]), ("allocate@b-c", ["a"])):
+        with pytest.raises(selection.SelectionError, match=f"--force {forced}: .* leaves it out"):
+            selection.select(NEEDS, [], recipes, None, [forced])
+    selection.select(NEEDS, [], ["b-c"], None, ["ingest", "report", "evaluate@b-c-1"])
+
+
 def test_report_is_selected_if_the_other_cells_are_up_to_date() -> None:
     ordered, excluded = selection.select(NEEDS, ["evaluate@b-c-1", "report"], ["b-c"], None)
     cells = ["evaluate@b-c-0", "evaluate@b-c-1"]
