@@ -11,6 +11,7 @@ import scipy
 
 POINT = 0.01  # a percentage point of accuracy
 CONFIDENCE = 0.95  # of every interval
+DRAWN = 1 << 22  # values of a bootstrap in memory at once: 32 MB, and as much for their places
 MANY = 100_000  # with more rows of counts than this, equal rows are computed only once
 Floats = npt.NDArray[np.float64]
 
@@ -76,10 +77,12 @@ def bootstrap_interval(
     num_prompts = len(values_P)
     if len(np.unique(values_P.round(12))) == 1:  # equal up to rounding
         return equal_interval(float(values_P[0]), num_prompts, bounds)
-    draws = rng.integers(0, num_prompts, (num_bootstrap, num_prompts))
-    low, high = np.quantile(
-        values_P[draws].mean(axis=1), [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2]
-    )
+    step = max(1, DRAWN // num_prompts)
+    means = [
+        values_P[rng.integers(0, num_prompts, (min(step, num_bootstrap - at), num_prompts))].mean(1)
+        for at in range(0, num_bootstrap, step)
+    ]
+    low, high = np.quantile(np.concatenate(means), [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
     return float(low), float(high)
 
 

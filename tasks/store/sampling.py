@@ -102,10 +102,13 @@ def as_keys(groups: Sequence[Group]) -> pl.DataFrame:
 def batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
     """Return batches of whole groups, so that a prompt's samples share its prefill. A batch has at
     most `size` samples, unless it is a single group."""
-    result: list[list[Group]] = [[]]
+    result: list[list[Group]] = []
+    room = 0
     for group in groups:
-        if result[-1] and sum(len(indices) for _, indices in result[-1]) + len(group[1]) > size:
+        room -= len(group[1])
+        if room < 0:
             result.append([])
+            room = size - len(group[1])
         result[-1].append(group)
     return result
 

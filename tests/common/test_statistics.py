@@ -3,6 +3,8 @@ values."""
 
 import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +76,25 @@ def test_bootstrap_interval_covers() -> None:
         low, high = bootstrap_interval(rng.random(60), 200, rng)
         covered += low <= 0.5 <= high
     assert 175 <= covered <= 200
+
+
+@pytest.mark.parametrize(("num_prompts", "most"), [(7, 100), (300, 300)])
+def test_bootstrap_draws_few_values_at_once(
+    num_prompts: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, sizes = np.arange(num_prompts) / num_prompts, []
+    draws = np.random.default_rng(5).integers(0, num_prompts, (150, num_prompts))
+    rng = np.random.default_rng(5)
+
+    def integers(low: int, high: int, shape: tuple[int, int]) -> Any:
+        sizes.append(math.prod(shape))
+        return rng.integers(low, high, shape)
+
+    monkeypatch.setattr("tasks.common.statistics.DRAWN", 100)
+    found = bootstrap_interval(values, 150, SimpleNamespace(integers=integers))
+    assert found == tuple(np.quantile(values[draws].mean(1), [0.5 - 0.95 / 2, 0.5 + 0.95 / 2]))
+    assert max(sizes) <= most
+    assert sum(sizes) == draws.size
 
 
 def test_interval_of_equal_values() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tasks.common import checksums
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
-from tasks.store import compaction, folder, shards
+from tasks.store import compaction, folder, sampling, shards
 from tasks.store.admin import maintenance
 from tasks.store.folder import RolloutStore
 from tasks.store.shards import Span
@@ -130,6 +130,26 @@ def test_large_batches_are_split() -> None:
     assert pl.concat([shards.decode(part, list(STORE.columns), "x") for part in parts]).equals(
         frame
     )
+
+
+def test_batches_hold_whole_groups_and_count_each_once() -> None:
+    counts = []
+
+    class Counted(list[int]):
+        def __len__(self) -> int:
+            counts.append(1)
+            return super().__len__()
+
+    sizes = [9, 2, 2, 5, 1, *[1] * 995]
+    found = sampling.batches([(str(n), Counted(range(size))) for n, size in enumerate(sizes)], 4)
+    assert [[list.__len__(indices) for _, indices in batch] for batch in found[:5]] == [
+        *([9], [2, 2], [5]),
+        *([1, 1, 1, 1], [1, 1, 1, 1]),
+    ]
+    assert sum(map(len, found)) == len(sizes)
+    whole = sampling.batches([("a", Counted([n])) for n in range(1000)], 1000)
+    assert len(whole) == 1
+    assert len(counts) <= 5 * len(sizes)
 
 
 def test_concurrent_writers_lose_no_rows(store: RolloutStore) -> None:
