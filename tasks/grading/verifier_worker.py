@@ -16,6 +16,7 @@ from tasks.common.processes import pool_worker
 from tasks.grading.loading import Verifier, load
 from tasks.grading.verdict import Verdict
 
+ROUNDING = 1e-6  # of the sum of a composite's scores
 MAX_ANSWER = 1000  # characters kept of an extracted answer
 
 
@@ -30,7 +31,11 @@ def judge(
             return Verdict("correct" if verifier.same(prompt, answer) else "wrong", "")
         if completion is None:
             return verifier.check(answer)
-        return verifier.verify(completion, answer, prompt)
+        verdict = verifier.verify(completion, answer, prompt)
+        for score in (*(score for _, score in verdict.parts), verdict.score):
+            if not 0.0 <= score <= 1.0 + ROUNDING:  # also false for nan
+                return Verdict("error", f"a verifier's score is {score}: it must be from 0 to 1")
+        return verdict
     except MemoryError:
         limit = f"{pool_worker.memory_gb():.3g} GB"
         return Verdict(

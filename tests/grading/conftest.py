@@ -20,6 +20,7 @@ def verify(completion, answer):
     if completion == "swell": return Verdict("correct", "x" * 2**32)
     if completion == "print": print("[[1]]", flush=True)
     if completion.startswith("raise"): raise ValueError("boom")
+    if completion.startswith("score"): return Verdict("correct", "", float(completion[6:]))
     return Verdict("correct", completion)
 """
 

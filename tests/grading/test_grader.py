@@ -19,6 +19,7 @@ CONFIGURED = {
     "tags": {"method": "format", "tags": ["think", "answer"], "text_after": False},
     "both": {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}},
     "qa": {"method": "qa", "threshold": None},
+    "sum": {"method": "composite", "weights": {"numeric": 0.5, "hostile": 0.5}},
 }
 
 
@@ -39,6 +40,19 @@ def test_worker_that_hangs_or_dies_fails_only_its_own_answer() -> None:
     assert "boom" in verdicts[5].answer
     graded = [verdict.answer for verdict in verdicts if verdict.outcome == "correct"]
     assert graded == [text for text in texts if text not in expected]
+
+
+@pytest.mark.usefixtures("hostile_verifier")
+def test_score_outside_0_to_1_is_an_error() -> None:
+    """Also the score of a part: a reward of nan would silently train nothing."""
+    with Grader(verify(max_failure_rate=1.0)) as grader:
+        for score in ("nan", "-0.5", "1.5", "0.0"):
+            answers = [Answer(name, f"score {score}", "7", False) for name in ("hostile", "sum")]
+            for verdict in grader.grade(answers):
+                assert (verdict.outcome == "error") == (score != "0.0"), verdict
+                assert (
+                    score == "0.0" or f"score is {score}: it must be from 0 to 1" in verdict.answer
+                )
 
 
 def test_long_numbers_pass_through_the_pipe_and_are_graded() -> None:
