@@ -23,6 +23,7 @@ SHORT = [
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "3"},
 ]
+INSTRUCTING = ("system", "developer")  # roles
 WITH_SYSTEM = [{"role": "system", "content": "0"}, *SHORT]  # some templates reject it
 
 
@@ -154,6 +155,13 @@ def messages_of(
     return None if is_plain else [{"role": "user", "content": prompt}]
 
 
+def drops_first(turns: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the chat template renders a conversation without its first message."""
+    other = [{**turns[0], "content": f"{turns[0]['content']} 1"}, *turns[1:]]
+    one, two = encode_chats([(turns, True), (other, True)], tokenizer)
+    return one == two
+
+
 def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:
@@ -173,6 +181,13 @@ def encode_prompts(
         raise ArtifactError(
             f"prompt {prompts['prompt_id'][row]}: {error}{advice if is_plain else ''}"
         ) from error
+    led = [(row, one) for row, one in enumerate(turns) if one and one[0]["role"] in INSTRUCTING]
+    if led and drops_first(led[0][1], tokenizer):
+        raise ArtifactError(
+            f"prompt {prompts['prompt_id'][led[0][0]]}: the policy's chat template drops its "
+            f"{led[0][1][0]['role']} message: remove it (`system` in `ingest.sources`, or in "
+            "the rows), or add its text to the question"
+        )
     encoded = [
         encode_plain(text, tokenizer, template) if one is None else next(rendered)
         for one, (text, _, template) in zip(turns, rows, strict=True)

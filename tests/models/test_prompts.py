@@ -64,6 +64,15 @@ def test_prompt_that_the_template_refuses_is_named() -> None:
         encode_prompts(prompts(MESSAGES), tokenizer, POLICY, 8)
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_dropped_instructions_are_named(role: str) -> None:
+    user = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    table = prompts(MESSAGES[1:], [{**MESSAGES[0], "role": role}, MESSAGES[1]])
+    with pytest.raises(ArtifactError, match=f"prompt p1: .* drops its {role} message: remove it"):
+        encode_prompts(table, chat_tokenizer(user), POLICY, 8)
+    assert len(encode_prompts(table, chat_tokenizer(CHATML), POLICY, 8)) == 2
+
+
 def test_prompt_without_tokens_is_named() -> None:
     empty = [{"role": "user", "content": ""}]
     with pytest.raises(ArtifactError, match="prompt p1 encodes to no token: check its text"):
