@@ -2,6 +2,7 @@
 gradient."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import scipy
 POINT = 0.01  # a percentage point of accuracy
 CONFIDENCE = 0.95  # of every interval
 DRAWN = 1 << 22  # values of a bootstrap in memory at once: 32 MB, and as much for their places
+POWER = 0.8  # probability that a difference of the stated size is found significant
 MANY = 100_000  # with more rows of counts than this, equal rows are computed only once
 Floats = npt.NDArray[np.float64]
 
@@ -86,39 +88,92 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+@dataclass(frozen=True)
+class Noise:
+    """The means [N] of N measures, each with a value per seed and prompt, and the variances of
+    these means: over seeds [N], over prompts [N, N], both with the noise of answers, and this noise
+    alone [N]. Every measure has its own seeds; all have the same prompts."""
+
+    means: Floats
+    seeds: Floats
+    prompts: Floats
+    answers: Floats
+    num_seeds: int
+    num_prompts: int
+
+
+def noise_of(values_NSP: npt.ArrayLike) -> Noise:
+    """Return the noise of N measures with S >= 2 seeds and P >= 2 prompts."""
+    values = np.asarray(values_NSP, dtype=np.float64)
+    _, num_seeds, num_prompts = values.shape
+    prompts_NP, seeds_NS = values.mean(axis=1), values.mean(axis=2)
+    means = seeds_NS.mean(axis=1)
+    rest = values - seeds_NS[:, :, None] - prompts_NP[:, None] + means[:, None, None]
+    answers = (rest**2).sum(axis=(1, 2)) / ((num_seeds - 1) * (num_prompts - 1))
+    return Noise(
+        means,
+        seeds_NS.round(12).var(axis=1, ddof=1) / num_seeds,  # 0 if equal up to rounding
+        np.atleast_2d(np.cov(prompts_NP)) / num_prompts,
+        answers / (num_seeds * num_prompts),
+        num_seeds,
+        num_prompts,
+    )
+
+
+def variance_of(noise: Noise, weights_GN: Floats) -> tuple[Floats, Floats]:
+    """Return the variances [G] of weighted sums of the means, and their degrees of freedom.
+
+    The variance is that of seeds plus that of prompts minus the noise of single answers, which both
+    include (two-way random effects; Searle, Casella and McCulloch, Variance Components, 1992), with
+    Satterthwaite's degrees of freedom. If prompts differ no more than noise, it is only the seeds'
+    term; if the seeds' means are equal, only the prompts' term, or only the noise."""
+    seeds_GN, answers = weights_GN**2 * noise.seeds, weights_GN**2 @ noise.answers
+    seeds, prompts = seeds_GN.sum(axis=1), ((weights_GN @ noise.prompts) * weights_GN).sum(axis=1)
+    is_noise = prompts < answers
+    prompts = np.where(is_noise, 0.0, prompts)
+    answers = answers * (is_noise.astype(np.float64) - (seeds > 0))
+    freedom = noise.num_seeds - 1, noise.num_prompts - 1
+    squares = (seeds_GN**2).sum(axis=1) / freedom[0] + prompts**2 / freedom[1]
+    squares += answers**2 / (freedom[0] * freedom[1])
+    variance = seeds + prompts + answers
+    unbounded = np.full_like(squares, np.inf)
+    return variance, np.divide(variance**2, squares, out=unbounded, where=squares > 0)
+
+
 def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> tuple[float, float]:
     """Return the 95 % interval, clipped to `bounds`, of the mean of `values_SP` [S, P], one value
-    per seed and prompt; S, P >= 2. Seeds and prompts are both random; all seeds share the prompts.
-
-    The variance of the mean is the variance of the seeds' means over S plus the variance of the
-    prompts' means over P, minus the noise of single answers, which both include (two-way random
-    effects; Searle, Casella and McCulloch, Variance Components, 1992), with Satterthwaite's degrees
-    of freedom. If the seeds' means are equal, the variance is only the prompts' term, or only the
-    noise if prompts differ no more than noise. A bootstrap interval over two or three seeds is far
-    too narrow if seeds differ, else too wide (Owen, Annals of Applied Statistics 1, 2007)."""
+    per seed and prompt; S, P >= 2. Seeds and prompts are both random; all seeds share the prompts
+    (see `variance_of`). A bootstrap interval over two or three seeds is far too narrow if seeds
+    differ, else too wide (Owen, Annals of Applied Statistics 1, 2007)."""
     values = np.asarray(values_SP, dtype=np.float64)
-    num_seeds, num_prompts = values.shape
-    mean, seeds_S, prompts_P = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    mean = float(values.mean())
     if len(np.unique(values.round(12))) == 1:
-        return equal_interval(float(mean), num_prompts, bounds)
-    rest = values - seeds_S[:, None] - prompts_P[None, :] + mean
-    freedom = np.array([num_seeds - 1, num_prompts - 1, (num_seeds - 1) * (num_prompts - 1)])
-    terms = np.array(
-        [
-            seeds_S.var(ddof=1) / num_seeds,
-            prompts_P.var(ddof=1) / num_prompts,
-            -float((rest**2).sum()) / freedom[2] / values.size,
-        ]
-    )
-    is_noise = terms[1] + terms[2] < 0  # prompts that differ no more than noise
-    if len(np.unique(seeds_S.round(12))) == 1:  # their variance of 0 does not include the noise
-        terms = np.abs(terms) * (np.arange(3) == (2 if is_noise else 1))
-    elif is_noise:
-        terms[1:] = 0.0
-    variance = terms.sum()
-    width = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, variance**2 / (terms**2 / freedom).sum())
-    half = float(width * np.sqrt(variance))
-    return max(float(mean) - half, bounds[0]), min(float(mean) + half, bounds[1])
+        return equal_interval(mean, values.shape[1], bounds)
+    variance, freedom = variance_of(noise_of(values[None]), np.ones((1, 1)))
+    half = float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, freedom[0]) * np.sqrt(variance[0]))
+    return max(mean - half, bounds[0]), min(mean + half, bounds[1])
+
+
+def with_power(half: float, noise: Noise | None = None) -> float:
+    """Return the true difference that is found significant with the probability POWER, if `half` is
+    the half width of its interval, with the degrees of freedom of `noise` (None: of a normal)."""
+    freedom = np.inf if noise is None else variance_of(noise, np.ones((1, 1)))[1][0]
+    power, level = scipy.stats.t.ppf([POWER, 0.5 + CONFIDENCE / 2], freedom)
+    return float(half * (1 + power / level))
+
+
+def times_for_a_point(noise: Noise) -> float:
+    """Return by which factor both seeds and prompts must grow for a half width of one percentage
+    point of the mean of one measure. Then the degrees of freedom are at least S - 1 of more seeds,
+    and the noise of answers falls with the factor's square."""
+    answers = float(noise.answers[0])
+    rest = max(float(noise.seeds[0]) - answers, 0) + max(float(noise.prompts[0, 0]) - answers, 0)
+
+    def missing(times: float) -> float:
+        width = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, times * noise.num_seeds - 1)
+        return float(width * np.sqrt(rest / times + answers / times**2)) - POINT
+
+    return float(scipy.optimize.brentq(missing, 1.0, 1e9)) if missing(1.0) > 0 else 1.0
 
 
 def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple[float, float]:

@@ -1,10 +1,11 @@
 """The report's first sentence: the best recipe at this budget, its lead, and how certain it is."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.common.params import Budget
-from tasks.common.statistics import POINT, needed_for_a_point
+from tasks.common.statistics import POINT, POWER
 from tasks.report.curves import amount
 from tasks.report.paired import is_apart, points_words
 from tasks.report.points import budget_account
@@ -28,7 +29,8 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
     mine, other = recipes[chosen], recipes[reference]
     found = mine["differences"]["reference"]
     points = 100 * found["mean"]
-    seeds = "one seed" if found["num_seeds"] == 1 else f"{found['num_seeds']} seeds"
+    is_one = found["num_seeds"] == 1
+    seeds = "one seed, without training noise" if is_one else f"{found['num_seeds']} seeds"
     sure = f"95 % interval over {found['over']}, {seeds}: {points_words(found)}"
     if is_apart(found):
         word = "more" if points > 0 else "fewer"
@@ -84,14 +86,14 @@ def less_compute(summary: Mapping[str, Any], budget: Budget | None) -> str:
 
 
 def to_resolve(found: Mapping[str, Any]) -> str:
-    """Return a sentence on how many prompts, or seeds and prompts, would resolve one percentage
-    point. The width falls with the square root of all numbers that the interval is over: more seeds
-    alone leave the variance over prompts."""
-    half = (found["high"] - found["low"]) / 2
-    if half <= POINT:
-        return "A difference of one point would have shown."
+    """Return which difference would have shown, and how many prompts, or seeds and prompts, would
+    resolve one percentage point: more seeds alone leave the variance over prompts."""
+    shows = f"{100 * found['shows']:.1f} points"
+    seen = f"A difference of {shows} would have shown with a probability of {POWER:.0%}."
+    if found["high"] - found["low"] <= 2 * POINT:
+        return seen
     if found["num_seeds"] == 1:
-        num_prompts = needed_for_a_point(half, found["num_prompts"])
-        return f"About {num_prompts:,} test prompts, or more seeds, would resolve one point."
-    times = f"{(half / POINT) ** 2:.1f} times as many"
-    return f"About {times} seeds on {times} test prompts would resolve one point."
+        asked = f"About {math.ceil(found['num_prompts'] * found['times']):,} test prompts"
+        return f"{seen} {asked} would resolve one point, training noise aside."
+    times = f"{found['times']:.1f} times as many"
+    return f"{seen} About {times} seeds on {times} test prompts would resolve one point."

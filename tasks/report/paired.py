@@ -14,7 +14,14 @@ import numpy.typing as npt
 import polars as pl
 
 from tasks.common.files import ArtifactError
-from tasks.common.statistics import bootstrap_interval, crossed_interval
+from tasks.common.statistics import (
+    POINT,
+    bootstrap_interval,
+    crossed_interval,
+    noise_of,
+    times_for_a_point,
+    with_power,
+)
 from tasks.report.evidence import Evidence
 
 Difference = dict[str, Any]
@@ -67,7 +74,9 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
 
     `other` contains the runs of the same seeds in the same order, or one run for all seeds. With
     several seeds (S) the interval is over seeds and prompts (P), otherwise over prompts (key
-    `over`). Raise ArtifactError if no prompt was graded for all of the runs."""
+    `over`). `shows` is the true difference that is found significant with the probability POWER,
+    `times` the factor of what the interval is over for a half width of one point. Raise
+    ArtifactError if no prompt was graded for all of the runs."""
     graded = paired.rates.drop_nulls([*mine, *other])
     if graded.is_empty():
         raise ArtifactError(
@@ -81,13 +90,18 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
     is_crossed = len(mine) > 1 and len(graded) > 1
     if is_crossed:
         low, high = crossed_interval(differences_SP, bounds)
+        noise = noise_of(differences_SP[None])
+        times, shows = times_for_a_point(noise), with_power((high - low) / 2, noise)
     else:
         differences_P = differences_SP.mean(0)
         low, high = bootstrap_interval(differences_P, paired.num_bootstrap, rng, bounds=bounds)
+        times, shows = ((high - low) / 2 / POINT) ** 2, with_power((high - low) / 2)
     return {
         "mean": float(differences_SP.mean()),
         "low": low,
         "high": high,
+        "shows": shows,
+        "times": times,
         "num_prompts": len(graded),
         "num_seeds": len(mine),
         "over": "seeds and prompts" if is_crossed else "prompts",

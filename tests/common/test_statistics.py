@@ -8,18 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.common.statistics import (
     MANY,
+    Noise,
     bootstrap_interval,
     crossed_interval,
     equal_interval,
     fit_beta,
     mixed_probability,
+    noise_of,
     pass_at_k,
+    times_for_a_point,
+    variance_of,
     wilson_interval,
+    with_power,
 )
 
 
@@ -138,6 +144,35 @@ def test_crossed_interval_of_seeds_with_equal_means() -> None:
     assert crossed_interval([[1, 1, 0, 0], [0, 0, 1, 1]], (-1.0, 2.0)) == expected
     # all values are equal
     assert crossed_interval(np.zeros((3, 40)), (-1.0, 1.0)) == equal_interval(0.0, 40, (-1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "answers", "told", "times"),
+    [
+        # each recipe's seeds deviate by 0.02, their difference's mean by 0.02 (2 / S)^1/2: t is
+        # 12.71 with two seeds, 4.303 with three, and 2.04 with the 33 that are needed of either
+        (2, 0.0, 645.8, 16.59),
+        (3, 0.0, 49.37, 11.06),
+        # and 4 answers of a pass rate of 1/2 to 256 prompts: a variance of 2 / 16 / (256 S)
+        (2, 1 / 2048 / 2, 1045.5, 17.14),
+        (3, 1 / 2048 / 3, 79.76, 11.60),
+    ],
+)
+def test_more_seeds_and_prompts_have_a_smaller_quantile(
+    num_seeds: int, answers: float, told: float, times: float
+) -> None:
+    seeds, prompts = np.array([0.0008 / num_seeds + answers]), np.array([[answers]])
+    noise = Noise(np.zeros(1), seeds, prompts, np.array([answers]), num_seeds, 256)
+    (variance,), (freedom,) = variance_of(noise, np.ones((1, 1)))
+    half = scipy.stats.t.ppf(0.975, freedom) * variance**0.5
+    assert (half / 0.01) ** 2 == pytest.approx(told, rel=1e-3)
+    assert times_for_a_point(noise) == pytest.approx(times, abs=0.01)
+
+
+def test_the_difference_that_is_found_with_a_probability_of_80_percent() -> None:
+    assert with_power(0.0195996) == pytest.approx(0.0280158, abs=1e-6)  # 1.96 and 2.80 deviations
+    noise = noise_of(np.random.default_rng(0).normal(0, 1, (1, 2, 1)) * np.ones((1, 1, 99)))
+    assert with_power(12.7062, noise) == pytest.approx(12.7062 + 1.37638, abs=1e-3)  # t(1)
 
 
 def test_many_prompts_give_the_numbers_of_few() -> None:

@@ -21,7 +21,9 @@ def recipe(
     if difference is not None:
         low, mean, high = difference
         found = {"mean": mean, "low": low, "high": high, "num_prompts": 1000}
-        found |= {"num_seeds": 1, "over": "prompts"}
+        half = (high - low) / 2
+        found |= {"num_seeds": 1, "over": "prompts", "shows": 1.43 * half}
+        found["times"] = round((half / 0.01) ** 2, 6)
     return {
         "pass_at_1": {"mean": pass_at_1},
         "validation": {"mean": validation},
@@ -41,8 +43,8 @@ def test_a_significant_difference() -> None:
     words = headline(summary(winnow=recipe(0.412, 0.45, (0.008, 0.029, 0.050))), BUDGET)
     assert words == (
         "At 600 GFLOPs executed `winnow` reaches 41.2 %, 2.9 points more than `grpo` (95 % "
-        "interval over prompts, one seed: +0.8 to +5.0); on validation it needed 1.6 times less "
-        "compute for what `grpo` ends with."
+        "interval over prompts, one seed, without training noise: +0.8 to +5.0); on validation it "
+        "needed 1.6 times less compute for what `grpo` ends with."
     ).replace(" %,", "%,")
 
 
@@ -57,11 +59,17 @@ def test_an_insignificant_difference_names_the_required_prompts() -> None:
     """The half width is 2 points; four times the prompts halve it."""
     words = headline(summary(winnow=recipe(0.391, 0.45, (-0.012, 0.008, 0.028))), BUDGET)
     assert "there is no significant difference" in words
-    assert words.endswith("About 4,000 test prompts, or more seeds, would resolve one point.")
+    assert words.endswith(
+        "one seed, without training noise: -1.2 to +2.8). "
+        "A difference of 2.9 points would have shown with a probability of 80%. About 4,000 test "
+        "prompts would resolve one point, training noise aside."
+    )
     found = recipe(0.391, 0.45, (-0.012, 0.008, 0.028))
-    found["differences"]["reference"] |= {"num_seeds": 3, "over": "seeds and prompts"}
-    asked = "4.0 times as many seeds on 4.0 times as many test prompts would resolve one point."
+    found["differences"]["reference"] |= {"num_seeds": 3, "over": "seeds and prompts", "times": 3.1}
+    asked = "3.1 times as many seeds on 3.1 times as many test prompts would resolve one point."
     assert headline(summary(winnow=found), BUDGET).endswith(asked)
+    narrow = headline(summary(winnow=recipe(0.391, 0.45, (-0.004, 0.004, 0.012))), BUDGET)
+    assert narrow.endswith("A difference of 1.1 points would have shown with a probability of 80%.")
 
 
 def test_the_compared_recipe_is_chosen_by_validation() -> None:
