@@ -1,7 +1,5 @@
-"""The frontier of a recipe in an account: the cost of a run, the trials whose settings are run on
-test, and the compute at which the recipe reaches an accuracy.
-
-Legend: D draws, P points."""
+"""The frontier of a recipe in an account: the cost of a run, and the trials whose settings are run
+on test."""
 
 from collections.abc import Iterable, Sequence
 
@@ -78,20 +76,3 @@ def is_below(x: Floats, y: Floats, first: int, middle: int, last: int) -> bool:
     """Return whether the middle point is on or below the line from the first to the last."""
     rise, run = y[last] - y[first], x[last] - x[first]
     return bool((y[middle] - y[first]) * run <= rise * (x[middle] - x[first]))
-
-
-def reach(cost_P: Floats, accuracy_DP: Floats, target_D: Floats) -> Floats:
-    """Return the compute [D] at which the best accuracy for at most that compute reaches the
-    target, interpolated in log compute: at least the lowest `cost_P`, infinite if never reached."""
-    order = np.argsort(cost_P, kind="stable")
-    log_P, best_DP = np.log(cost_P[order]), np.maximum.accumulate(accuracy_DP[:, order], axis=1)
-    place_D = (best_DP < target_D[:, None] - 1e-12).sum(axis=1)
-    right_D = np.clip(place_D, 1, len(log_P) - 1) if len(log_P) > 1 else np.zeros_like(place_D)
-    left_D = np.maximum(right_D - 1, 0)
-    rows = np.arange(len(target_D))
-    low_D, high_D = best_DP[rows, left_D], best_DP[rows, right_D]
-    rise_D = np.where(high_D > low_D, high_D - low_D, 1.0)
-    share_D = np.clip((target_D - low_D) / rise_D, 0.0, 1.0)
-    between_D = np.exp(log_P[left_D] + share_D * (log_P[right_D] - log_P[left_D]))
-    found_D = np.where(place_D == 0, np.exp(log_P[0]), between_D)
-    return np.where(place_D == len(log_P), np.inf, found_D)

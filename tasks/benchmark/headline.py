@@ -6,29 +6,28 @@ of the settings chosen for this account, each as the mean over the seeds. The ta
 accuracies of the reference at its own budgets, except the largest. At the largest, an equally good
 recipe reaches the target only by chance, and its ratio is then above 1.
 
-The interval comes from a hierarchical bootstrap. Prompts are drawn once for all recipes, because
-all are tested on the same ones. Seeds are drawn for every point. For every recipe, a deviation due
-to its search is drawn, with the variance between repeated searches, pooled over the family's
-recipes. This last part is omitted if no recipe was searched more than once.
+The interval is that of `interval`: it includes the noise of prompts, which all recipes share, and
+that of the seeds of the points which are compared. For every recipe, it includes a deviation due to
+its search, with the variance between repeated searches, pooled over the family's recipes. This last
+part is omitted if no recipe was searched more than once.
 
 Profiling is charged to the recipes that read the profile: in full, or 1 / `uses` of it if it is
 amortised over `uses` runs. A ratio above 1 means less compute than the reference. A target that a
-frontier does not reach is reported as such, and counts as a ratio of 0 in the draws. A target below
-a frontier's first point is counted at that point's compute, so the ratio is a lower bound.
+frontier does not reach is reported as such. A target below a frontier's first point is counted at
+that point's compute, so the ratio is a lower bound.
 
-Legend: D draws, S seeds, P test prompts, N points of a frontier, K searches, B budgets."""
+Legend: S seeds, P test prompts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
-from tasks.benchmark.frontier import MEASURES, Floats, best_by_budget, chosen, cost_of, reach
+from tasks.benchmark.frontier import MEASURES, Floats, best_by_budget, chosen, cost_of
+from tasks.benchmark.interval import Spread, compute_interval, frontier_of, spread_between
 from tasks.benchmark.protocol import Protocol, settings_of
 from tasks.benchmark.results import Line, counts_of
-
-LEVEL = 0.95
+from tasks.common.statistics import Noise, noise_of
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,11 @@ class Ratio:
     """How many times less compute than the reference, with the 95 % interval `low` to `high`; None
     where the target is not reached. If the target is below the frontier's first point (`is_bound`),
     the true ratio is larger. A `high` equal to `most`, the largest ratio that the points can show,
-    may be too small. `reached` is the share of draws that reach the target."""
+    may be too small."""
 
     value: float | None
     low: float | None
-    high: float | None
-    reached: float
+    high: float
     is_bound: bool
     most: float
 
@@ -60,6 +58,10 @@ class Point:
     def cost(self, measure: str, uses: float = 1.0) -> float:
         """Return the mean cost of the point's runs, with 1 / `uses` of the profile's cost."""
         return float(np.mean([cost_of(line, measure, uses) for line in self.lines]))
+
+    def answers(self) -> tuple[str, ...]:
+        """Return what identifies the point's runs: two recipes can have the same training."""
+        return tuple(line[key] for line in self.lines for key in ("correct", "trials"))
 
     def rates(self) -> Floats:
         """Return the pass rate [S, P] of every test prompt in the run of every seed. For a prompt
@@ -163,111 +165,57 @@ def target_budgets(reference: Runs, others: Collection[Runs]) -> list[int]:
     return [*smaller, largest] if is_passed or not smaller else smaller
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The standard deviation of the accuracies from different searches of one recipe, and its
-    degrees of freedom."""
-
-    deviation: float
-    freedom: int
+def noise_between(*recipes: Runs) -> tuple[Noise, list[list[int]]]:
+    """Return the noise of the recipes' points, and for each recipe the indices of its points there.
+    Points with the same runs are one."""
+    points = {point.answers(): point for runs in recipes for point in runs.points}
+    number = {answers: place for place, answers in enumerate(points)}
+    noise = noise_of([point.rates() for point in points.values()])
+    return noise, [[number[point.answers()] for point in runs.points] for runs in recipes]
 
 
 def spread_of(found: Collection[Runs]) -> Spread | None:
     """Return the spread between searches, pooled over recipes and budgets, because one recipe has
-    too few searches. Return None if no recipe has two searches."""
+    too few searches. Recipes with the same runs count once. Return None if no recipe has two
+    searches."""
     squares, freedom = 0.0, 0
-    for runs in found:
+    for runs in {tuple(p.answers() for p in runs.points): runs for runs in found}.values():
         if len(runs.searches) < 2:
             continue
-        accuracy_KB = np.array(
-            [
-                [np.mean(runs.points[place].tests) for place in search.values()]
-                for search in runs.searches
-            ]
-        )
-        squares += float(accuracy_KB.var(axis=0, ddof=1).mean()) * (len(accuracy_KB) - 1)
-        freedom += len(accuracy_KB) - 1
-    return Spread(float(np.sqrt(squares / freedom)), freedom) if freedom else None
-
-
-@dataclass(frozen=True)
-class Draws:
-    """The accuracies of a recipe and of the reference at their points: as measured [N], and in
-    bootstrap draws of searches, seeds and prompts [D, N]."""
-
-    means: tuple[Floats, Floats]
-    drawn: tuple[Floats, Floats]
-
-
-def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None = None) -> Draws:
-    """Draw prompts once for both recipes, seeds for each point, and for each recipe a deviation due
-    to its search. The standard deviation over draws of S seeds is too small by sqrt((S - 1) / S),
-    and a normal quantile is too small for S - 1 degrees of freedom, so deviations from the mean are
-    widened to correct both."""
-    rng = np.random.default_rng(0)
-    mine_rates, reference_rates = ([p.rates() for p in runs.points] for runs in (mine, reference))
-    num_prompts = mine_rates[0].shape[1]
-    share = np.full(num_prompts, 1.0 / num_prompts)
-    weights_DP = rng.multinomial(num_prompts, share, num_draws) / num_prompts
-
-    def drawn(parts: Sequence[Floats]) -> Floats:
-        found = []
-        for rates_SP in parts:
-            means_DS = weights_DP @ rates_SP.T
-            num = len(rates_SP)
-            seeds = rng.integers(0, num, means_DS.shape)
-            means_D = means_DS.mean(axis=1)
-            of_seeds_D = np.take_along_axis(means_DS, seeds, axis=1).mean(axis=1)
-            found.append(means_D + widening(num) * (of_seeds_D - means_D))
-        drawn_DN = np.stack(found, axis=1)
-        if spread is None:
-            return drawn_DN
-        search_D = spread.deviation * rng.standard_t(spread.freedom, num_draws)
-        return np.asarray(drawn_DN + search_D[:, None])
-
-    return Draws(
-        (mean_of(mine_rates), mean_of(reference_rates)),
-        (drawn(mine_rates), drawn(reference_rates)),
-    )
-
-
-def widening(num_seeds: int) -> float:
-    """Return the factor by which `resample` widens deviations drawn from `num_seeds` seeds."""
-    quantiles = stats.t.ppf(0.5 + LEVEL / 2, num_seeds - 1) / stats.norm.ppf(0.5 + LEVEL / 2)
-    return float(quantiles * np.sqrt(num_seeds / (num_seeds - 1)))
-
-
-def mean_of(parts: Sequence[Floats]) -> Floats:
-    """Return the mean accuracy [N] at each point, over its seeds and prompts."""
-    return np.array([rates_SP.mean() for rates_SP in parts])
+        noise, (number,) = noise_between(runs)
+        searches = [[number[place] for place in search.values()] for search in runs.searches]
+        squares += spread_between(noise, searches) * (len(searches) - 1)
+        freedom += len(searches) - 1
+    return Spread(float(np.sqrt(max(squares / freedom, 0.0))), freedom) if freedom else None
 
 
 def ratios(
-    mine: Runs, reference: Runs, measure: str, draws: Draws, uses: float = 1.0
-) -> dict[int, Ratio]:
-    """Return, by budget of the reference, how many times less compute `mine` needs to match it."""
-    places = mine.frontier[measure], reference.frontier[measure]
-    costs = tuple(
-        np.array([runs.points[place].cost(measure, uses) for place in its])
-        for runs, its in zip((mine, reference), places, strict=True)
-    )
-
-    def needed(which: int, accuracy: tuple[Floats, Floats], target: int) -> Floats:
-        """Return the compute [D] at which `mine` (0) or the reference (1) matches `target`."""
-        own = accuracy[which][:, list(places[which])]
-        return reach(costs[which], own, accuracy[1][:, target])
-
-    found = {}
-    means = draws.means[0][None], draws.means[1][None]
-    for budget, target in reference.best.items():
-        own, other = (float(needed(which, means, target)[0]) for which in (0, 1))
-        ratio_D = needed(1, draws.drawn, target) / needed(0, draws.drawn, target)
-        ends = np.quantile(ratio_D, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2), method="inverted_cdf")
-        low, high = (float(end) if end > 0 else None for end in ends)
-        first = places[0][int(np.argmin(costs[0]))]
-        is_bound = bool(draws.means[0][first] >= draws.means[1][target])
-        most, value = other / float(costs[0].min()), other / own or None
-        found[budget] = Ratio(value, low, high, float((ratio_D > 0).mean()), is_bound, most)
+    mine: Runs, reference: Runs, measures: Sequence[str], spread: Spread | None, uses: float = 1.0
+) -> dict[str, dict[int, Ratio]]:
+    """Return, by measure and budget of the reference, how many times less compute `mine` needs to
+    match the reference's accuracy there."""
+    noise, numbers = noise_between(mine, reference)
+    found: dict[str, dict[int, Ratio]] = {measure: {} for measure in measures}
+    for measure in measures:
+        own, its = (
+            frontier_of(
+                [(runs.points[p].cost(measure, uses), number[p]) for p in runs.frontier[measure]],
+                noise,
+            )
+            for runs, number in zip((mine, reference), numbers, strict=True)
+        )
+        for budget, place in reference.best.items():
+            target = float(noise.means[numbers[1][place]])
+            compute = its.reach(target)
+            least, largest = compute_interval(own, its, target, noise, spread)
+            most = compute / float(np.exp(own.log_costs[0]))
+            found[measure][budget] = Ratio(
+                compute / own.reach(target) or None,
+                compute / largest or None,
+                compute / least if least > 0 else most,
+                bool(own.accuracies[0] >= target),
+                most,
+            )
     return found
 
 

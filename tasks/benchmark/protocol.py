@@ -71,7 +71,6 @@ class Protocol:
     reference: list[str]
     search: Search
     seeds: list[int]
-    num_bootstrap: int
     recipes: Values = field(default_factory=dict)
 
     def budgets(self, family: str, contestant: Contestant) -> list[int]:
@@ -168,8 +167,8 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
     if not 0 < protocol.search.keep_share <= 1:
         raise ParamsError(f"{path.name}: search.keep_share must be above 0 and at most 1")
     searches = protocol.search.seeds
-    if protocol.num_bootstrap < 1 or min([0, *searches, *protocol.seeds]) < 0:
-        raise ParamsError(f"{path.name}: num_bootstrap must be at least 1, and seeds at least 0")
+    if min([0, *searches, *protocol.seeds]) < 0:
+        raise ParamsError(f"{path.name}: seeds must be at least 0")
     if len(protocol.seeds) < 2:
         raise ParamsError(f"{path.name}: seeds needs at least two, for intervals over seeds")
     if not searches or len({*searches, *protocol.seeds}) < len(searches) + len(protocol.seeds):

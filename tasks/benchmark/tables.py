@@ -11,7 +11,6 @@ from tasks.benchmark.headline import (
     Runs,
     all_runs,
     ratios,
-    resample,
     runs_of,
     spread_of,
     target_budgets,
@@ -142,11 +141,9 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
     spread = spread_of(list(runs.values()))
     rows: list[tuple[str, dict[str, dict[int, Ratio]]]] = []
     for mine in others:
-        draws = resample(mine, reference, protocol.num_bootstrap, spread)
         for uses in (1, USES) if mine.reads_profile() else (1,):
             shared = f", profile shared by {uses} runs" if uses > 1 else ""
-            found = {measure: ratios(mine, reference, measure, draws, uses) for measure in SHOWN}
-            rows.append((f"{mine.name}{shared}", found))
+            rows.append((f"{mine.name}{shared}", ratios(mine, reference, SHOWN, spread, uses)))
     names = " and ".join(f"`{name}`" for name in protocol.reference)
     compared = f"the better of {names}" if len(protocol.reference) > 1 else names
     # recipes of the reference are never run beyond its largest budget
@@ -202,14 +199,14 @@ def settings_words(line: Line) -> str:
 
 
 def ratio_words(ratio: Ratio) -> str:
-    """Return as text a ratio with its interval, or `not reached` with the share of draws."""
-    if ratio.value is None:
-        return f"not reached ({ratio.reached:.0%} of draws)"
-    low, high = ("not reached" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))
-    more = " or more" if ratio.high is not None and ratio.high >= ratio.most * (1 - 1e-9) else ""
+    """Return as text a ratio with its interval; `not reached` is a ratio of 0."""
+    value, low = (
+        "not reached" if end is None else f"{end:.2f}" for end in (ratio.value, ratio.low)
+    )
     if ratio.is_bound:
-        return f"at least {ratio.value:.2f} ({low} or more)"
-    return f"{ratio.value:.2f} ({low} to {high}{more})"
+        return f"at least {value} ({low} or more)"
+    more = " or more" if ratio.high >= ratio.most * (1 - 1e-9) else ""
+    return f"{value} ({low} to {ratio.high:.2f}{more})"
 
 
 def amount_words(measure: str, amount: float) -> str:

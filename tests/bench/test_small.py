@@ -16,6 +16,7 @@ SMALL = {
     "against_trl": "--steps 2 --rollouts 16 --repeats 1 --warmup 1",
     "allocate_scale": "--prompts 1000",
     "budgets": "--recipes grpo --amount 5e9",
+    "coverage": "--simulations 2 --seeds 2 --prompts 64",
     "engine_parity": "--engines hf hf --prompts 16",
     "engine_throughput": "--repeats 1 --prompts 8 --sides profile",
     "grading": "--answers 10 --programs 2 --repeats 1 --processes 1",

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from tasks.benchmark import headline
-from tasks.benchmark.frontier import chosen, cost_of, reach
+from tasks.benchmark.frontier import chosen, cost_of
 from tasks.benchmark.headline import (
     Runs,
     make_runs,
-    resample,
+    noise_between,
     spread_of,
     target_budgets,
     update_cost,
 )
+from tasks.benchmark.interval import Frontier, Spread, compute_interval, frontier_of
 from tasks.benchmark.results import digits
+from tasks.common.statistics import Noise
 
 NUM_PROMPTS = 400
 ACCOUNTS = ("executed", "charged", "charged_mixed", "charged_paper")
@@ -67,13 +69,16 @@ def runs(recipe: str, points: list[tuple[int, float, float]], profile: float = 0
     return made(recipe, lines + [trial(each, each["test"]) for each in lines[::5]])
 
 
-def drawn_runs(rng: np.random.Generator, rates_P: Any, gains: dict[int, float]) -> Runs:
-    """Return a recipe whose seeds differ by chance, with these gains of its budgets."""
+def drawn_runs(
+    rng: np.random.Generator, rates_P: Any, gains: dict[int, float], factor: float = 1.0
+) -> Runs:
+    """Return a recipe whose seeds differ by chance, with these gains of its budgets, and a cost of
+    1 / `factor` for each rollout."""
     lines = []
     for budget, gain in gains.items():
         for seed in range(5):
             rate_P = np.clip(rates_P + gain + rng.normal(0, 0.008), 0, 1)
-            found = line("grpo", budget, seed, 0.5, float(budget))
+            found = line("grpo", budget, seed, 0.5, budget / factor)
             lines.append({**found, "correct": digits(rng.binomial(8, rate_P).tolist())})
     return made("grpo", lines + [trial(each, gains[each["budget"]]) for each in lines[::5]])
 
@@ -88,7 +93,7 @@ def test_a_recipe_equal_to_the_reference_has_a_ratio_of_about_one() -> None:
     for _ in range(num):
         rates_P = rng.beta(0.6, 0.6, NUM_PROMPTS)
         mine, reference = (drawn_runs(rng, rates_P, gains) for _ in range(2))
-        found = ratios(mine, reference, "rollouts", 100)
+        found = ratios(mine, reference, "rollouts")
         for budget, ratio in found.items():
             values[budget].append(ratio.value or 0.0)
         at = found[target_budgets(reference, [mine])[-1]]
@@ -110,6 +115,30 @@ def test_the_largest_budget_is_a_target_if_single_or_exceeded() -> None:
     assert target_budgets(single, [single]) == [100]
 
 
+def test_half_the_compute_is_significant_in_most_cases() -> None:
+    """The noise of answers counts once, and the seeds of the compared points share one quantile."""
+    rng, num, gains = np.random.default_rng(0), 40, {4096: 0.0, 8192: 0.025, 16384: 0.05}
+    num_covered = num_apart = 0
+    for _ in range(num):
+        rates_P = rng.beta(0.6, 0.6, NUM_PROMPTS)
+        mine, reference = (drawn_runs(rng, rates_P, gains, factor) for factor in (1.999, 1.0))
+        found = ratios(mine, reference, "executed")[8192]
+        num_covered += (found.low or 0.0) <= 1.999 <= found.high
+        num_apart += (found.low or 0.0) > 1.0
+    assert num_covered / num >= 0.9
+    assert num_apart / num >= 0.7
+
+
+def is_apart(mine: Runs, reference: Runs, spread: Spread | None = None) -> bool:
+    """Return whether two recipes of one point differ significantly: an end is not open."""
+    noise, numbers = noise_between(mine, reference)
+    both = [
+        frontier_of([(1.0, places[runs.best[100]])], noise)
+        for runs, places in zip((mine, reference), numbers, strict=True)
+    ]
+    return compute_interval(*both, both[1].accuracies[0], noise, spread) != (0.0, np.inf)
+
+
 def test_the_coverage_of_the_interval_of_a_difference_of_five_seeds() -> None:
     """Seeds differ and prompts do not; about 95 % of the intervals contain the truth."""
     rng, num_covered, num = np.random.default_rng(0), 0, 300
@@ -125,10 +154,8 @@ def test_the_coverage_of_the_interval_of_a_difference_of_five_seeds() -> None:
                 for seed, z in enumerate(rng.standard_normal(5))
             ]
             parts.append(made("r", [*lines, trial(lines[0], 0.5)]))
-        mine, reference = resample(*parts, 200).drawn
-        low, high = np.quantile(mine - reference, (0.025, 0.975))
-        num_covered += low <= 0 <= high
-    assert 0.92 < num_covered / num < 0.995
+        num_covered += not is_apart(*parts)
+    assert 0.92 < num_covered / num < 0.98
 
 
 def test_lines_of_several_settings_are_separate_points() -> None:
@@ -181,12 +208,13 @@ def test_the_spread_of_searches_is_in_every_interval() -> None:
     assert spread.freedom == 3
     assert spread.deviation == pytest.approx(0.06 / 2**0.5, abs=0.012)
     # including that of a recipe whose own searches agree
-    agreeing = search_runs("agreeing", 0.56, 0.56)
-    both = [
-        np.ptp(np.quantile(np.subtract(*draws.drawn)[:, 0], (0.025, 0.975)))
-        for draws in (resample(agreeing, differing[0], 400, given) for given in (None, spread))
-    ]
-    assert both[1] > 2 * both[0]
+    agreeing = search_runs("agreeing", 0.6, 0.6)
+    assert is_apart(agreeing, differing[0])
+    assert not is_apart(agreeing, differing[0], spread)
+    # a recipe with the same runs adds nothing, and noise is no difference between searches
+    assert spread_of([*differing, differing[0]]) == spread
+    same = [search_runs(name, 0.5, 0.5) for name in ("one", "three", "eleven")]
+    assert getattr(spread_of(same), "deviation", 1.0) < 0.002
     assert spread_of([runs("one", [(100, 0.5, 1.0)])]) is None
 
 
@@ -210,12 +238,8 @@ def test_recipes_that_differ_only_by_their_searches_are_equal() -> None:
     for _ in range(num):
         family = [searched(name) for name in "abcd"]
         for has_spread in (False, True):
-            draws = resample(*family[:2], 200, spread_of(family) if has_spread else None)
-            own, other = (
-                each[:, runs.best[100]] for each, runs in zip(draws.drawn, family[:2], strict=True)
-            )
-            low, high = np.quantile(own - other, (0.025, 0.975))
-            num_covered[has_spread] += low <= 0.0 <= high
+            spread = spread_of(family) if has_spread else None
+            num_covered[has_spread] += not is_apart(*family[:2], spread)
     assert num_covered[True] / num > 0.93
     assert num_covered[False] / num < 0.8
 
@@ -260,8 +284,8 @@ def test_each_account_chooses_settings_on_its_own_frontier() -> None:
     assert len(whole.frontier["rollouts"]) == 2
 
 
-def ratios(mine: Runs, reference: Runs, measure: str, num_draws: int) -> dict[int, headline.Ratio]:
-    return headline.ratios(mine, reference, measure, resample(mine, reference, num_draws))
+def ratios(mine: Runs, reference: Runs, measure: str) -> dict[int, headline.Ratio]:
+    return headline.ratios(mine, reference, [measure], None)[measure]
 
 
 REFERENCE = runs("grpo", [(100, 0.5, 10.0), (200, 0.6, 20.0), (400, 0.7, 40.0)])
@@ -272,38 +296,55 @@ REFERENCE = runs("grpo", [(100, 0.5, 10.0), (200, 0.6, 20.0), (400, 0.7, 40.0)])
     [(0.5, 10.0), (0.6, 20.0), (0.55, 200**0.5), (0.2, 10.0), (0.71, np.inf)],
 )
 def test_a_frontier_is_read_on_a_logarithmic_axis(target: float, compute: float) -> None:
-    cost, accuracy = np.array([10.0, 20.0, 40.0]), np.array([[0.5, 0.6, 0.7]])
-    assert reach(cost, accuracy, np.array([target])) == pytest.approx(compute)
+    def read(costs: list[float], accuracies: list[float]) -> Frontier:
+        one = np.ones(len(costs))
+        noise = Noise(np.array(accuracies), one, np.diag(one), one, 2, 2)
+        return frontier_of(zip(costs, range(len(costs)), strict=True), noise)
+
+    assert read([10.0, 20.0, 40.0], [0.5, 0.6, 0.7]).reach(target) == pytest.approx(compute)
     # in any order of the points
-    assert reach(cost[::-1], accuracy[:, ::-1], np.array([target])) == pytest.approx(compute)
+    assert read([40.0, 20.0, 10.0], [0.7, 0.6, 0.5]).reach(target) == pytest.approx(compute)
     # a point that is worse than a cheaper one does not count
-    worse = np.array([[0.5, 0.6, 0.55]])
-    assert reach(cost, worse, np.array([0.6])) == pytest.approx(20.0)
-    assert reach(cost[:1], accuracy[:, :1], np.array([0.5])) == pytest.approx(10.0)
+    assert read([10.0, 20.0, 40.0], [0.5, 0.6, 0.55]).reach(0.6) == pytest.approx(20.0)
+    assert read([10.0], [0.5]).reach(0.5) == pytest.approx(10.0)
+
+
+def test_the_interval_by_hand() -> None:
+    """Halfway between 0.5 and 0.6 lies the target, 0.55. All three have the variance v of 1e6
+    seeds. At the share 1/4 the variance is (9/16 + 1/16 + 1) v, and the difference, 0.025, is 1.96
+    of its deviations for this v."""
+    variance = 0.025**2 / (1.625 * 1.959964**2)
+    noise = Noise(
+        np.array([0.5, 0.6, 0.55]), np.full(3, variance), np.zeros((3, 3)), np.zeros(3), 10**6, 2
+    )
+    mine, other = frontier_of([(1.0, 0), (16.0, 1)], noise), frontier_of([(3.0, 2)], noise)
+    assert compute_interval(mine, other, 0.55, noise) == pytest.approx((2.0, 8.0), rel=1e-3)
+    # neither end of the frontier differs from the target
+    wide = Noise(noise.means, 16 * noise.seeds, noise.prompts, noise.answers, 10**6, 2)
+    assert compute_interval(mine, other, 0.55, wide) == (0.0, np.inf)
 
 
 def test_half_the_compute_is_a_ratio_of_two() -> None:
     cheap = runs("cheap", [(100, 0.5, 5.0), (200, 0.6, 10.0), (400, 0.7, 20.0)])
-    found = ratios(cheap, REFERENCE, "executed", 300)
+    found = ratios(cheap, REFERENCE, "executed")
     assert found[200].value == pytest.approx(2.0, rel=0.1)
     assert found[200].low < 2.0 < found[200].high
     assert found[200].low > 1.5
-    assert found[200].reached == 1.0
     assert not found[200].is_bound
 
 
 def test_an_unreached_target_has_no_ratio() -> None:
     weak = runs("weak", [(100, 0.4, 1.0), (200, 0.45, 2.0), (400, 0.55, 4.0)])
-    found = ratios(weak, REFERENCE, "charged", 100)
+    found = ratios(weak, REFERENCE, "charged")
     assert found[400].value is None
-    assert found[400].reached == 0.0
-    assert (found[400].low, found[400].high) == (None, None)
+    # even the last point is significantly worse: the ratio is below its own
+    assert (found[400].low, found[400].high) == (None, pytest.approx(40.0 / 4.0))
     assert found[100].value > 2
 
 
 def test_a_target_below_the_first_point_is_a_bound() -> None:
     strong = runs("strong", [(400, 0.7, 8.0)])
-    found = ratios(strong, REFERENCE, "charged", 100)
+    found = ratios(strong, REFERENCE, "charged")
     assert found[100].is_bound
     assert found[100].value == pytest.approx(10.0 / 8.0)
 
