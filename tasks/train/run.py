@@ -111,11 +111,7 @@ def main(run: stage.Stage) -> None:
         write_results(trainer, checkpoints, out)
         if not ranks.is_main:
             return
-        try:
-            run.check_inputs()
-        except ArtifactError:
-            checkpoints.delete()  # its last step would be resumed, with the same result
-            raise
+        check_inputs(run, checkpoints)
         if replayed is None:
             write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
         if under_dvc:
@@ -123,6 +119,16 @@ def main(run: stage.Stage) -> None:
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
     summarize(trainer.state)
+
+
+def check_inputs(run: stage.Stage, checkpoints: Checkpoints) -> None:
+    """Raise ArtifactError if an input has changed. The checkpoints are then deleted, because the
+    next run would resume from the last one."""
+    try:
+        run.check_inputs()
+    except ArtifactError:
+        checkpoints.delete()
+        raise
 
 
 class LostError(stage.StageError):
