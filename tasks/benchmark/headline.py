@@ -32,14 +32,14 @@ from tasks.common.statistics import Noise, noise_of
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times less compute than the reference, with the 95 % interval `low` to `high`; None
-    where the target is not reached. If the target is below the frontier's first point (`is_bound`),
-    the true ratio is larger. A `high` equal to `most`, the largest ratio that the points can show,
-    may be too small."""
+    """How many times less compute than the reference, with the 95 % interval `low` to `high`. The
+    first two are None where the target is not reached, `high` if it is above `most`, the largest
+    ratio that the points can show. If the target is below the frontier's first point (`is_bound`),
+    the true ratio is larger."""
 
     value: float | None
     low: float | None
-    high: float
+    high: float | None
     is_bound: bool
     most: float
 
@@ -212,7 +212,7 @@ def ratios(
             found[measure][budget] = Ratio(
                 compute / own.reach(target) or None,
                 compute / largest or None,
-                compute / least if least > 0 else most,
+                compute / least if least > 0 else None,
                 bool(own.accuracies[0] >= target),
                 most,
             )

@@ -205,8 +205,8 @@ def ratio_words(ratio: Ratio) -> str:
     )
     if ratio.is_bound:
         return f"at least {value} ({low} or more)"
-    more = " or more" if ratio.high >= ratio.most * (1 - 1e-9) else ""
-    return f"{value} ({low} to {ratio.high:.2f}{more})"
+    high = f"{ratio.most:.2f} or more" if ratio.high is None else f"{ratio.high:.2f}"
+    return f"{value} ({low} to {high})"
 
 
 def amount_words(measure: str, amount: float) -> str:

@@ -2,6 +2,7 @@
 conclusion."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tasks.benchmark.headline import (
 )
 from tasks.benchmark.interval import Frontier, Spread, compute_interval, frontier_of
 from tasks.benchmark.results import digits
+from tasks.benchmark.tables import ratio_words
 from tasks.common.statistics import Noise
 
 NUM_PROMPTS = 400
@@ -97,7 +99,7 @@ def test_a_recipe_equal_to_the_reference_has_a_ratio_of_about_one() -> None:
         for budget, ratio in found.items():
             values[budget].append(ratio.value or 0.0)
         at = found[target_budgets(reference, [mine])[-1]]
-        num_covered += (at.low or 0.0) <= 1.0 <= (at.high or 0.0)
+        num_covered += (at.low or 0.0) <= 1.0 <= (at.high or np.inf)
     largest = np.array(values[16384])
     assert np.median(largest[largest > 0]) > 1.05
     assert 0.3 < (largest == 0).mean() < 0.7
@@ -123,7 +125,7 @@ def test_half_the_compute_is_significant_in_most_cases() -> None:
         rates_P = rng.beta(0.6, 0.6, NUM_PROMPTS)
         mine, reference = (drawn_runs(rng, rates_P, gains, factor) for factor in (1.999, 1.0))
         found = ratios(mine, reference, "executed")[8192]
-        num_covered += (found.low or 0.0) <= 1.999 <= found.high
+        num_covered += (found.low or 0.0) <= 1.999 <= (found.high or np.inf)
         num_apart += (found.low or 0.0) > 1.0
     assert num_covered / num >= 0.9
     assert num_apart / num >= 0.7
@@ -340,6 +342,13 @@ def test_an_unreached_target_has_no_ratio() -> None:
     # even the last point is significantly worse: the ratio is below its own
     assert (found[400].low, found[400].high) == (None, pytest.approx(40.0 / 4.0))
     assert found[100].value > 2
+
+
+def test_a_single_worse_point_is_below_the_reference() -> None:
+    found = ratios(runs("weak", [(200, 0.5, 25.0)]), REFERENCE, "charged")[200]
+    assert ratio_words(found) == "not reached (not reached to 0.80)"
+    equal = ratios(runs("weaker", [(200, 0.598, 25.0)]), REFERENCE, "charged")[200]
+    assert ratio_words(replace(equal, value=None)) == "not reached (not reached to 0.80 or more)"
 
 
 def test_a_target_below_the_first_point_is_a_bound() -> None:
