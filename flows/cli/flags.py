@@ -9,6 +9,7 @@ from typing import Any
 from flows.pipeline.roots import MAIN
 from flows.pipeline.rounds import FlowRequest
 from tasks.common import params
+from tasks.common.redaction import has_credentials
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,9 @@ def seed_of(options: argparse.Namespace, values: Mapping[str, Any]) -> int:
 
 def location(text: str) -> str:
     """Make a path absolute and expand `~`, also after `sqlite:///`, because commands change the
-    current folder. Return addresses such as s3://bucket unchanged."""
+    current folder. Return addresses such as s3://bucket unchanged; refuse one with credentials."""
+    if has_credentials(text):
+        raise argparse.ArgumentTypeError("the address contains credentials: remove them")
     path = text.removeprefix("sqlite:///")
     if "://" in path:
         return text

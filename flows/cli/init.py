@@ -22,7 +22,7 @@ from flows.pipeline.roots import MAIN, Root
 from tasks.common.config import derived
 from tasks.common.config.editing import set_values
 from tasks.common.files import write_text
-from tasks.common.params import ParamsError, load
+from tasks.common.params import ParamsError, check_leaves, load
 
 FILE = commands.ROOT / "params.yaml"
 PRESETS = ("gsm8k", "math", "svamp", "verl", "apps", "mbpp", "humaneval", "ifeval")
@@ -98,6 +98,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     tokens = number(options.max_tokens or ask("Maximum tokens of a completion", usual), int)
     data = options.data or ask(f"Data: {EMBEDDED}, or a file of prompts and answers", EMBEDDED)
     options.data = data
+    check_leaves({"model": model, "data": data}, "--")
     values: dict[str, Any] = {"policy.source": place(model, options), "sampling.max_tokens": tokens}
     if data != EMBEDDED:
         longest = min(MAX_CHARACTERS, max(context - tokens - TURN_TOKENS, 1))

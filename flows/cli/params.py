@@ -11,6 +11,7 @@ from tabulate import tabulate
 from flows.cli import flags
 from flows.pipeline import roots
 from tasks.common import params
+from tasks.common.redaction import without_secrets
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,4 +32,4 @@ def run(options: argparse.Namespace) -> int:
 
 def table(rows: Iterable[tuple[str, Any, str]]) -> str:
     shown = [(name, origin, json.dumps(value, ensure_ascii=False)) for name, value, origin in rows]
-    return str(tabulate(shown, tablefmt="plain", disable_numparse=True))
+    return without_secrets(str(tabulate(shown, tablefmt="plain", disable_numparse=True)))

@@ -13,6 +13,7 @@ from flows.cli import flags
 from flows.pipeline import roots
 from tasks.common import params, tracking
 from tasks.common.params import ParamsError
+from tasks.common.redaction import without_secrets
 
 RECORDS = ("http://", "https://", "sqlite://")  # prefixes of the address of a tracking server
 
@@ -50,7 +51,7 @@ def replay(paths: list[Path], uri: str) -> int:
     """Send records to the tracking server at `uri`. Return 0, or raise ParamsError if one fails."""
     for path in paths:
         try:
-            print(f"{path} is run {tracking.replay(path, uri)} at {uri}")
+            print(without_secrets(f"{path} is run {tracking.replay(path, uri)} at {uri}"))
         except Exception as error:  # MLflow's client raises errors of many libraries
             raise ParamsError(f"{path} cannot be replayed: {error}") from error
     return 0

@@ -19,6 +19,7 @@ from flows.pipeline import rounds, summary
 from flows.pipeline.stages import Stages
 from flows.serve import server
 from tasks.common.params import ParamsError
+from tasks.common.redaction import without_secrets
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +80,8 @@ def run_flow(found: Iterator[Stages], request: rounds.FlowRequest) -> str:
     try:
         server.provide()
         flow = flow_over(lambda _: nullcontext(found))
-        flow(**asdict(request))
+        shown = list(map(without_secrets, request.overrides))  # Prefect only records them
+        flow(**asdict(replace(request, overrides=shown)))
     except (PipelineError, server.ServerError) as error:
         return str(error)
     except (HTTPError, RuntimeError) as error:

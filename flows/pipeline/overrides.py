@@ -16,6 +16,7 @@ from tasks.common.config.editing import overridden
 from tasks.common.files import ArtifactError, digest, write_text
 from tasks.common.layout import Layout
 from tasks.common.params import CELL_NAME, ParamsError
+from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         "%s is restored; the outputs in %s were made with %s",
         path.name,
         os.path.relpath(layout.root),
-        ", ".join(overrides),
+        without_secrets(", ".join(overrides)),
     )
 
 

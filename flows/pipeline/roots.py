@@ -144,6 +144,7 @@ def prepare_first(root: Root) -> None:
         what = "is a file" if folder.is_file() else "contains other files"
         raise ParamsError(f"{root.folder} {what}: use a new folder with --data")
     if not root.params.exists():
+        params.load(commands.ROOT / "params.yaml")  # refuses to copy a password
         write(root.params, (commands.ROOT / "params.yaml").read_text())
     write_pipeline(root, None)
 

@@ -89,8 +89,8 @@ def failed(message: str) -> str:
 
 
 def same_command() -> str:
-    """Return the command line of this process, quoted for a shell."""
-    return " ".join([own_command(), *map(shlex.quote, sys.argv[1:])])
+    """Return the command line of this process, quoted for a shell, without secrets."""
+    return without_secrets(" ".join([own_command(), *map(shlex.quote, sys.argv[1:])]))
 
 
 def page_of(url: str) -> str:

@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tasks.common.redaction import without_secrets
+
 UNFINISHED = ".unfinished"  # the end of a temporary file's name
 CONTENT = ".d"  # suffix of the folder of a temporary file
 REASONS = {
@@ -40,7 +42,10 @@ PROBE_BYTES = 1 << 20
 
 
 class ArtifactError(ValueError):
-    """Raised if a file of the pipeline is missing or invalid."""
+    """Raised if a file of the pipeline is missing or invalid. Addresses lose their secrets."""
+
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
 
 
 class WriteError(ArtifactError, OSError):

@@ -20,6 +20,8 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 
 import yaml
 
+from tasks.common.redaction import has_credentials, without_secrets
+
 T = TypeVar("T")
 MAX_LISTED = 40  # names in a message
 CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
@@ -27,9 +29,10 @@ CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 class ParamsError(ValueError):
     """Raised if keys of a parameter file are missing, unknown, or have invalid values; `problems`
-    contains a message for each."""
+    contains a message for each, without the secrets of addresses."""
 
     def __init__(self, *problems: str) -> None:
+        problems = tuple(map(without_secrets, problems))
         super().__init__("\n".join(problems))
         self.problems = problems
 
@@ -79,10 +82,11 @@ class Experiment:
 
 def load(path: Path) -> dict[str, Any]:
     """Return the whole file as a dictionary. Raise ParamsError if it is missing, is not a YAML
-    mapping, or contains an infinite or NaN number, an invalid recipe name or an invalid seed."""
+    mapping, or contains an infinite or NaN number, an address with credentials, an invalid recipe
+    name or an invalid seed."""
     try:
         params = parsed(path.read_text())
-        check_finite(params, path.name)
+        check_leaves(params, f"{path.name}: ")
     except FileNotFoundError as error:
         raise ParamsError(f"{path} does not exist: restore it, or correct the path") from error
     except yaml.YAMLError as error:
@@ -170,17 +174,20 @@ def coordinates(stage: str) -> tuple[str, str | None, int | None]:
     return name, cell or None, None
 
 
-def check_finite(value: Any, file: str, *keys: str) -> None:
-    """Raise a ParamsError naming the first infinite or NaN number, if any: digests and JSON files
-    cannot contain such numbers."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            check_finite(part, file, *keys, str(key))
-    elif isinstance(value, list):
-        for place, part in enumerate(value):
-            check_finite(part, file, *keys, str(place))
+def check_leaves(value: Any, file: str, *keys: str) -> None:
+    """Raise a ParamsError naming the first infinite or NaN number, which digests and JSON files
+    cannot contain, or address with credentials, which dvc.lock and the record would contain."""
+    if isinstance(value, Mapping | list):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            check_leaves(part, file, *keys, str(key))
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ParamsError(f"{file}: {'.'.join(keys)} is {value}; give a finite number")
+        raise ParamsError(f"{file}{'.'.join(keys)} is {value}; give a finite number")
+    elif isinstance(value, str) and has_credentials(value):
+        raise ParamsError(
+            f"{file}{'.'.join(keys)} contains credentials, which would be stored and shown: remove "
+            "them, and set the environment variable or file of the table in the guide, under "
+            "Security, Secrets"
+        )
 
 
 # ------------------------------------------------------------------------------------ the sections
@@ -203,7 +210,8 @@ def sections(params: Mapping[str, Any], cls: type[T]) -> T:
 
 def parse(value: Any, cls: type[T], where: str) -> T:
     """Return `value` (from YAML) as the dataclass `cls`; `where` is the key's name in messages.
-    Raise ParamsError with all problems."""
+    Raise ParamsError with all problems, or first for an address with credentials."""
+    check_leaves(value, "", where)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if not isinstance(value, dict):
         raise ParamsError(

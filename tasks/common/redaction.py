@@ -1,12 +1,15 @@
-"""Remove secrets from URLs, before they are shown or recorded."""
+"""Find secrets in addresses, and remove them before an address is shown or recorded."""
 
 import re
-from urllib.parse import urlsplit
 
+# A user name and a password. A password with a slash, as in many keys of buckets, follows a colon
+# that does not begin a port; an access point (arn:) has colons without a password.
+USER = r"""(?:[^/\s"'?]*@|(?!arn:)[^/\s"'@:]+:(?!\d{1,5}(?:[/?\s"']|$))[^\s"']*@)"""
+SCHEME = r"\b[a-z][a-z0-9+.-]{0,19}://"
 ADDRESS = re.compile(
-    r"""(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?:[^/\s"'?]*@)?(?P<rest>[^\s"'?]*)(?:\?[^\s"']*)?""",
-    re.IGNORECASE,
+    rf"""(?P<scheme>{SCHEME}){USER}?(?P<rest>[^\s"'?]*)(?:\?[^\s"']*[^\s"':;,.])?""", re.IGNORECASE
 )
+CREDENTIALS = re.compile(rf"\s*{SCHEME}{USER}", re.IGNORECASE)
 
 
 def without_secrets(text: str) -> str:
@@ -16,5 +19,5 @@ def without_secrets(text: str) -> str:
 
 
 def has_credentials(address: str) -> bool:
-    """Return whether a URL contains a user name or a password."""
-    return "@" in urlsplit(address).netloc
+    """Return whether a text begins with a URL that contains a user name or a password."""
+    return CREDENTIALS.match(address) is not None

@@ -167,7 +167,7 @@ def parse_url(url: str) -> str:
             "an entry of engine.urls contains credentials or a query: set OPENAI_API_KEY instead"
         )
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ParamsError(
-            f"engine.urls has {url!r}, which is not a URL like http://127.0.0.1:8000/v1"
+        raise ParamsError(  # without the value: it may contain a password
+            "an entry of engine.urls is not a URL like http://127.0.0.1:8000/v1"
         )
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1"))

@@ -15,6 +15,7 @@ from typing import Any
 from tasks.common.files import digest, follow_folder, temporary_folder
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
+from tasks.common.redaction import without_secrets
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, POLICY_FILES
 from tasks.policy.settings import HUB
@@ -57,7 +58,8 @@ def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
         )
     except Exception as error:
         raise StageError(
-            f"{source} cannot be fetched: {error}. Check the name, the revision and the connection"
+            f"{source} cannot be fetched: {without_secrets(str(error))}. Check the name, the "
+            "revision and the connection"
         ) from error
     return Path(folder).absolute()
 

@@ -1,6 +1,6 @@
 """The section `store`."""
 
-from tasks.common.params import at_least, settings
+from tasks.common.params import ParamsError, at_least, settings
 
 
 @settings
@@ -13,3 +13,6 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         at_least(1, store__batch_rollouts=self.batch_rollouts)
+        scheme, separator, _ = (self.location or "").partition("://")
+        if separator and scheme != "s3":
+            raise ParamsError("store.location must be null, a folder or s3://bucket/prefix")

@@ -118,6 +118,11 @@ class Reference:
     def __post_init__(self) -> None:
         if self.reset_every is not None:
             at_least(1, train__reference__reset_every=self.reset_every)
+        if "://" in (self.source or ""):
+            raise ParamsError(
+                "train.reference.source is an address: name the folder of the teacher, such as the "
+                "snapshot of a hub's model"
+            )
 
 
 @settings

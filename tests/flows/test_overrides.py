@@ -15,6 +15,7 @@ from flows.serve import schedule
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
+from tests.flows.project import Project
 
 TEXT = """\
 # all values
@@ -149,3 +150,13 @@ def test_other_overrides_are_refused_through_the_api(override: str) -> None:
         flow.stages_of_api_request(FlowRequest([], [], [], ["train.learning_rate=1e-4", override]))
     with pytest.raises(ParamsError, match=message):
         schedule.run(parser_of("serve").parse_args(["serve", "--set", override]))
+
+
+def test_password_in_an_override_is_refused_and_written_nowhere(project: Project) -> None:
+    secret = "hid/den"
+    output = project.flow("--set", f"store.location=s3://KEY:{secret}@bucket/x", expect=1)
+    assert "store.location contains credentials" in output
+    assert secret not in output
+    places = [project.root, Path(project.environment["PREFECT_HOME"])]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    assert not [path for path in files if secret.encode() in path.read_bytes()]

@@ -16,7 +16,8 @@ from huggingface_hub import constants
 
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
-from tasks.ingest.files.fetching import local_file
+from tasks.common.params import ParamsError
+from tasks.ingest.files.fetching import check_address, local_file
 from tests.ingest.helpers import entry, found
 from tests.patience import PATIENCE
 
@@ -112,7 +113,7 @@ def test_fetched_file_is_removed_and_local_file_is_used_in_place(web: str, tmp_p
         ("{web}/cut/9/rows.jsonl", r"cannot be fetched \(RemoteProtocolError, 4 attempts\)"),
         ("{web}/moved/away", r"leads to http://example.invalid: only https:// is read"),
         ("http://example.invalid/a.jsonl", "only https:// is read"),
-        ("https://me:secret@example.invalid/a.jsonl", "must not contain credentials"),
+        ("https://me:secret@example.invalid/a.jsonl", "contains credentials"),
         (
             "https://127.0.0.1:1/a@1.0/b.jsonl?key=secret@x",
             r"https://127.0.0.1:1/a@1.0/b.jsonl cannot be fetched \(ConnectError",
@@ -127,9 +128,14 @@ def test_fetched_file_is_removed_and_local_file_is_used_in_place(web: str, tmp_p
 def test_error_names_the_location_without_its_secrets(
     web: str, location: str, message: str
 ) -> None:
-    with pytest.raises(ArtifactError, match=message) as caught:
+    with pytest.raises((ArtifactError, ParamsError), match=message) as caught:
         found(entry(location.format(web=web)))
     assert "secret" not in str(caught.value)
+
+
+def test_redirect_to_an_address_with_credentials_is_refused() -> None:
+    with pytest.raises(ArtifactError, match="must not contain credentials"):
+        check_address("https://me:secret@example.invalid/a.jsonl", "https://host/a.jsonl")
 
 
 def test_cached_file_of_the_hub_needs_no_connection(

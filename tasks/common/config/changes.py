@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tasks.common.redaction import without_secrets
+
 MISSING = object()
 MAX_WIDTH = 48
 
@@ -20,8 +22,9 @@ def differences(name: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def show(value: Any) -> str:
-    """Return a value as JSON, or `(none)` for MISSING, truncated to MAX_WIDTH characters."""
-    text = "(none)" if value is MISSING else json.dumps(value, ensure_ascii=False)
+    """Return a value as JSON without the secrets of addresses, or `(none)` for MISSING, truncated
+    to MAX_WIDTH characters."""
+    text = "(none)" if value is MISSING else without_secrets(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 3] + "..."
 
 

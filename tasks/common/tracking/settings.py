@@ -25,6 +25,6 @@ class Tracking:
         if has_credentials(self.uri) or "?" in self.uri or "#" in self.uri:
             raise ParamsError(
                 "tracking.uri contains credentials, a query string or a fragment, which would be "
-                "logged: remove them, and set MLFLOW_TRACKING_USERNAME and "
+                "stored and shown: remove them, and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             )

@@ -23,6 +23,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.locations import is_remote, open_file, reaching
 from tasks.common.progress import progress
+from tasks.common.redaction import has_credentials
 
 HUB = re.compile(r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w.-]+))?/(?P<file>.+)")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -105,7 +106,7 @@ def reaching_hub(location: str) -> Iterator[re.Match[str]]:
 
 def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
     """Download a file or its first bytes. Start again if the connection breaks or the server fails
-    (5xx). For other errors or after ATTEMPTS, raise ArtifactError without the URL's query."""
+    (5xx). For other errors or after ATTEMPTS, raise ArtifactError."""
     for attempt in range(1, ATTEMPTS + 1):
         file.seek(0)
         file.truncate()
@@ -115,12 +116,12 @@ def from_web(location: str, file: BinaryIO, max_bytes: int | None) -> None:
             status = error.response.status_code
             if status < 500 or attempt == ATTEMPTS:
                 raise ArtifactError(
-                    f"{shown(location)}: the server responded with {status}: check the address"
+                    f"{location}: the server responded with {status}: check the address"
                 ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if attempt == ATTEMPTS:
                 raise ArtifactError(
-                    f"{shown(location)} cannot be fetched ({type(error).__name__}, {ATTEMPTS} "
+                    f"{location} cannot be fetched ({type(error).__name__}, {ATTEMPTS} "
                     "attempts): run again later, or download the file elsewhere and set its path"
                 ) from error
     raise AssertionError("the last attempt returns or raises")
@@ -161,19 +162,13 @@ def check_address(address: str, location: str) -> None:
     url = urlsplit(address)
     if url.scheme != "https" and url.hostname not in LOOPBACK:
         raise ArtifactError(
-            f"{shown(location)} leads to {url.scheme}://{url.hostname}: only https:// is read; use "
+            f"{location} leads to {url.scheme}://{url.hostname}: only https:// is read; use "
             "an address that stays encrypted"
         )
-    if "@" in url.netloc:
+    if has_credentials(address):
         raise ArtifactError(
             f"an address (https://{url.hostname}) must not contain credentials: remove them"
         )
-
-
-def shown(location: str) -> str:
-    """Return an address for messages, without user, password or query string (which contains the
-    key of a signed address)."""
-    return re.sub(r"(?<=://)[^/?#]*@", "", location).partition("?")[0]
 
 
 FETCHED = {"hf": head_from_hub, "http": from_web, "https": from_web, "s3": from_bucket}
