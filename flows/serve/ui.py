@@ -24,6 +24,7 @@ from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.processes import ending
 from tasks.common.processes.guard import guarded
+from tasks.common.tracking import web
 from tasks.common.tracking.settings import Tracking
 
 LAYOUT = Layout(commands.ROOT / "data")
@@ -144,9 +145,9 @@ def servers(
     if uri.startswith(("http://", "https://")):
         lasting.append(("MLflow", uri))
     else:
-        listen = ("--host", server.HOST, "--port", str(options.mlflow_port), "--workers", "1")
-        start = ("mlflow", "ui", "--backend-store-uri", uri, *listen)
-        started.append(Server("MLflow", start, server.HOST, options.mlflow_port, "health"))
+        listen = (server.HOST, options.mlflow_port)
+        start = server.arguments(*listen, "warning", "flows.serve.own_pages:mlflow")
+        started.append(Server("MLflow", start, *listen, "health", web.environment(uri)))
     return lasting, started
 
 

@@ -20,6 +20,7 @@ from flows.__main__ import parser_of
 from flows.pipeline import commands, records
 from flows.serve import schedule, server, ui
 from tasks.common.files import ArtifactError
+from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tasks.common.processes.ports import free_port
 from tests.flows.project import Project
@@ -258,3 +259,54 @@ def test_pages_with_a_password(project: Project) -> None:
     pages.communicate()
     assert pages.returncode == 0
     assert all(is_gone(pid) for pid in processes)
+
+
+def test_pages_of_mlflow_show_runs_and_accept_requests_of_their_own_pages_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    layout, port = Layout(tmp_path / "data"), free_port()
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    monkeypatch.setattr(ui, "LAYOUT", layout)
+    (tmp_path / "params.yaml").write_text("store: {}\n")
+    uri = f"sqlite:///{layout.tracking / 'mlflow.db'}"
+    layout.tracking.mkdir(parents=True)
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("winnow", (layout.tracking / "artifacts").as_uri())
+    run = client.create_run(experiment, run_name="grpo/0").info.run_id
+    client.log_text(run, "the curve", "curve.txt")
+    _, started = ui.servers(parsed(mlflow_port=port), None)  # type: ignore[arg-type]
+    pages = next(one for one in started if one.name == "MLflow")
+    search = f"{pages.page}/ajax-api/2.0/mlflow/runs/search"
+    body = {"experiment_ids": [experiment]}
+    with ui.serving(pages) as (child, log):
+        ui.wait_until_up(pages, child, log)
+        script = re.search(r'src="([^"]+\.js)"', answer(pages.page).text)
+        assert script is not None
+        assert answer(f"{pages.page}/{script[1]}").status_code == 200
+        assert "grpo/0" in answer(search, body, Origin=pages.page).text
+        assert "grpo/0" in answer(search, body).text
+        content = answer(f"{pages.page}/get-artifact?path=curve.txt&run_uuid={run}")
+        assert content.text == "the curve"
+        make = f"{pages.page}/api/2.0/mlflow/experiments/create"
+        for origin in (f"http://127.0.0.1:{port + 1}", f"http://localhost:{port}", FOREIGN, "null"):
+            refusal = answer(make, {"name": "foreign"}, Origin=origin)
+            assert refusal.status_code == 403
+            assert "access-control-allow-origin" not in refusal.headers
+            asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+            preflight = httpx.options(make, headers=asked, trust_env=False)
+            assert (preflight.status_code, "foreign" in preflight.text) == (403, False)
+        for name in ("10.example.com", f"rebound.example:{port}"):
+            assert answer(f"{pages.page}/health", Host=name).status_code == 400
+        proxied = "2.0/mlflow-artifacts/artifacts/x.txt"
+        for place in (f"api/{proxied}", f"ajax-api/{proxied}"):
+            written = httpx.put(f"{pages.page}/{place}", content=b"x", trust_env=False)
+            assert written.status_code == 503
+        created = answer(make, {"name": "own"}, Origin=pages.page).json()["experiment_id"]
+    names = [one.name for one in client.search_experiments()]
+    assert "own" in names
+    assert "foreign" not in names
+    place = client.get_experiment(created).artifact_location
+    assert place == f"{(layout.tracking / 'artifacts').as_uri()}/{created}"
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "params.yaml"}

@@ -176,17 +176,22 @@ def close_cells(pipeline: TrackedRun) -> None:
         close_with_children(pipeline, cell.info.run_id, None)
 
 
+def artifacts_beside(uri: str) -> Path:
+    """Return the folder of the artifacts of a database in a file, `sqlite:///FILE`."""
+    return Path(uri.removeprefix("sqlite:///")).absolute().parent / "artifacts"
+
+
 def experiment_id(client: Any, uri: str, name: str) -> str:
     """Return the experiment's id; create it if it is missing. With sqlite, its artifacts are beside
     the database, at an absolute path, as MLflow requires."""
     experiment = client.get_experiment_by_name(name)
-    path, is_file = Path(uri.removeprefix("sqlite:///")).absolute(), uri.startswith("sqlite:///")
+    is_file = uri.startswith("sqlite:///")
     if experiment is not None:
         if is_file:
-            follow_project(path, experiment.artifact_location)
+            follow_project(uri, experiment.artifact_location)
         return str(experiment.experiment_id)
     try:
-        place = (path.parent / "artifacts").as_uri() if is_file else None
+        place = artifacts_beside(uri).as_uri() if is_file else None
         return str(
             client.create_experiment(
                 name, place, {"mlflow.experimentKind": "custom_model_development"}
@@ -199,15 +204,16 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
         return str(experiment.experiment_id)
 
 
-def follow_project(path: Path, recorded: str) -> None:
+def follow_project(uri: str, recorded: str) -> None:
     """Change all places in a data root's database to this data root, with a warning, if `recorded`,
     the place of an experiment's artifacts, is in another: a copy must not write into the original.
     """
-    old, new = Path(unquote(urlsplit(recorded).path)), path.parent / "artifacts"
+    old, new = Path(unquote(urlsplit(recorded).path)), artifacts_beside(uri)
     parts = ("tracking", "artifacts")
     if (old.parts[-2:], new.parts[-2:]) != (parts, parts) or old.resolve() == new.resolve():
         return
     before, after = old.parents[1], new.parents[1]
+    path = uri.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path)) as database, database:
         for table, column in (place.split(".") for place in PLACES):
             for was, now in ((str(before), str(after)), (before.as_uri(), after.as_uri())):
