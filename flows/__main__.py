@@ -34,9 +34,14 @@ SUBCOMMANDS = {
     "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
     "bench": "compare recipes at several budgets under equal tuning, by a protocol",
     "store": "inspect and maintain the rollout store",
+    "clean": "show, and remove on request, what is old and not referenced",
 }
 COMPLETION = "--print-completion"
-SERVERS = {"serve": "flows.serve.schedule", "ui": "flows.serve.ui"}
+ELSEWHERE = {
+    "serve": "flows.serve.schedule",
+    "ui": "flows.serve.ui",
+    "clean": "flows.upkeep.clean",
+}
 REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
@@ -50,7 +55,7 @@ def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
     shtab.add_argument_to(parser, COMPLETION, help="print completion for this shell")
     parts = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
     for name, text in SUBCOMMANDS.items():
-        path = SERVERS.get(name, f"flows.cli.{name}")
+        path = ELSEWHERE.get(name, f"flows.cli.{name}")
         module = importlib.import_module(path) if subcommand in (name, COMPLETION) else None
         part = parts.add_parser(
             name,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flows.cli import flags
 from flows.pipeline import roots
+from flows.upkeep import places
 from tasks.common import params, tracking
 from tasks.common.params import ParamsError
 from tasks.common.redaction import without_secrets
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
     cell = (options.what[0], flags.seed_of(options, params.load(root.params)))
     part = importlib.import_module("tasks.publishing.policy")
     names = part.push(root.layout, *cell, options.destination, overwrite=options.overwrite)
+    places.note_pushed(root, *cell)
     print(f"{cell[0]}/{cell[1]} is at {options.destination}: {', '.join(names)}")
     return 0
 

@@ -118,16 +118,18 @@ def existing(folder: str) -> Root:
     """Return the root at `folder`. Raise ParamsError if it has no dvc.yaml, except for `data`."""
     root = root_of(folder)
     if not root.is_main and not (commands.ROOT / root.pipeline).exists():
-        raise ParamsError(f"{folder} is not a data root: it has no dvc.yaml; there are {known()}")
+        known = ", ".join(one.folder for one in every())
+        raise ParamsError(f"{folder} is not a data root: it has no dvc.yaml; there are {known}")
     return root
 
 
-def known() -> str:
+def every() -> list[Root]:
+    """Return all data roots of the project, `data` first."""
     files = commands.ROOT.glob("*/dvc.yaml"), commands.ROOT.glob("*/rounds/*/dvc.yaml")
     found = sorted(
         path.parent.relative_to(commands.ROOT).as_posix() for kind in files for path in kind
     )
-    return ", ".join([MAIN, *found])
+    return [Root(), *map(root_of, found)]
 
 
 def prepare_first(root: Root) -> None:

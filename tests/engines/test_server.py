@@ -270,7 +270,7 @@ def test_urls() -> None:
         assert parse_url(url) == "http://127.0.0.1:8000/v1"
     assert parse_url("https://host/some/api") == "https://host/some/api"
     for url in ("localhost:8000", "http://[::1"):
-        with pytest.raises(ParamsError, match=f"has '{re.escape(url)}', which is not a URL like"):
+        with pytest.raises(ParamsError, match="an entry of engine.urls is not a URL like"):
             parse_url(url)
     for secret in ("http://me:hunter2@host/v1", "http://host/v1?key=hunter2"):
         with pytest.raises(ParamsError, match="OPENAI_API_KEY") as caught:

@@ -1,0 +1,58 @@
+"""winnow clean: shows, and with --yes removes, what is old and not referenced.
+
+These places grow: DVC's cache and run cache, MLflow's record, Prefect's database, checkpoints, the
+rollout store and logs. Current outputs, the champion and pushed policies stay. The guide has a
+table of what each place loses (Operating it, Cleaning)."""
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from tabulate import tabulate
+
+from flows.cli import flags
+from flows.pipeline import commands, rounds
+from flows.upkeep import places
+
+NAMES = ("cache", "run cache", "tracking", "prefect", "checkpoints", "store", "logs")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    days = "keep everything of the last N days (default: %(default)s)"
+    parser.add_argument("--days", type=flags.count(0), default=30, metavar="N", help=days)
+    flags.add_several(parser, "--only", choices=NAMES, help="only these places")
+    parser.add_argument("--yes", action="store_true", help="remove it")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a row for every place, and remove what the rows state if asked to. Return 0."""
+    with alone():
+        found = [
+            place
+            for place in places.examine(time.time() - options.days * 86_400)
+            if not options.only or place.name in options.only
+        ]
+        rows = [[one.name, one.num, one.things, one.size / 1e6] for one in found]
+        print(tabulate(rows, ["", "removes", "", "MB"], floatfmt=",.1f"), flush=True)
+        if not options.yes:
+            print("nothing was removed; `winnow clean --yes` removes it, with the same options")
+            return 0
+        for place in found:
+            place.remove()
+    return 0
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep flows and dvc from starting during the block. Raise CommandError if a dvc runs a stage:
+    it notes its process and releases its lock meanwhile."""
+    with rounds.locked(), commands.whole_lock():
+        notes = commands.ROOT / ".dvc" / "tmp" / "rwlock"
+        for pid in re.findall(r'"pid": (\d+)', notes.read_text() if notes.exists() else ""):
+            with suppress(ProcessLookupError, PermissionError):  # gone, or another user's
+                os.kill(int(pid), 0)
+                raise commands.CommandError(f"dvc runs a stage (process {pid}): wait for its end")
+        yield
