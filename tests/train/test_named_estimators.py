@@ -49,11 +49,26 @@ def test_maxrl(correct: int, expected: float) -> None:
     assert found[-1] == pytest.approx(-1.0, rel=1e-4)
 
 
-def test_grpo_can_divide_by_the_deviation_of_the_step() -> None:
-    found = advantages_of(grpo, REWARDS, GROUPS, scale="batch")
-    expected = [1.7321, -0.5774, -0.5774, -0.5774, 0.5774, 0.5774, 0.5774, -1.7321]
-    assert found == pytest.approx(expected, abs=5e-5)
-    dead = advantages_of(grpo, [1.0, 1.0, 0.0], [0, 0, 1], scale="batch")
+@pytest.mark.parametrize(
+    ("recipe", "high", "low", "of_rare"),
+    [
+        ("lite_ppo", 1.4031, -0.4677, 1.7371),  # .75 / sqrt(2/7); 7/8 / sqrt(33 * 31 / 64 / 63)
+        ("cispo", 1.7321, -0.5774, 7.4833),  # .75 / sqrt(3/16); 7/8 / sqrt(7/8 / 64)
+    ],
+)
+def test_grpo_can_divide_by_a_deviation_of_the_step(
+    recipe: str, high: float, low: float, of_rare: float
+) -> None:
+    """The groups of eight are four of successes, three of failures, and one with one success."""
+    train = settings_of(params.load(recipes.FOLDER / f"{recipe}.yaml")["train"])
+    scale = train.advantage["scale"]
+    found = advantages_of(grpo, REWARDS, GROUPS, scale=scale)
+    assert found == pytest.approx([high, low, low, low, -low, -low, -low, -high], abs=5e-5)
+    rewards = [1.0] * 32 + [0.0] * 24 + group_of(1, 8)
+    rare = advantages_of(grpo, rewards, np.repeat(range(8), 8).tolist(), scale=scale)
+    assert rare[56] == pytest.approx(of_rare, abs=5e-5)
+    assert not rare[:56].any()
+    dead = advantages_of(grpo, [1.0, 1.0, 0.0], [0, 0, 1], scale=scale)
     assert dead.tolist() == [0.0, 0.0, 0.0]
 
 

@@ -2,10 +2,14 @@
 2402.03300).
 
 The deviation is the population standard deviation, as in sGPO's derivation: with binary rewards
-each of n successes among G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1. With `scale:
-batch` the divisor is the deviation of all centred rewards of the step (ScaleRL, arXiv 2510.13786;
-Lite PPO, arXiv 2508.08221), so that balanced groups are not scaled down relative to others. Without
-a divisor the advantage is `dr_grpo`'s."""
+each of n successes among G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1. TRL and verl
+divide by the sample standard deviation, which `grpo_sample` does.
+
+With the other scales one divisor applies to the whole step, so that balanced groups are not scaled
+down relative to others. For `batch` it is the sample deviation of the step's rewards (Lite PPO,
+arXiv 2508.08221), for `centred` the population deviation of the rewards minus their groups' means
+(ScaleRL, arXiv 2510.13786). Groups with equal rewards make the second smaller, so the advantages
+grow as such groups become more frequent. Without a divisor the advantage is `dr_grpo`'s."""
 
 from typing import Literal
 
@@ -18,7 +22,7 @@ from tasks.train.slots import Advantage
 
 @settings
 class Settings:
-    scale: Literal["group", "batch"] = "group"  # the divisor is its standard deviation
+    scale: Literal["group", "batch", "centred"] = "group"  # rewards whose deviation is the divisor
 
 
 class Method(Advantage):
@@ -27,7 +31,10 @@ class Method(Advantage):
     def __call__(self, rollouts: Rollouts) -> Floats:
         if self.settings.scale == "group":
             return advantage(rollouts.rewards_B, rollouts.group_B)
-        return in_deviations(centred_rewards(rollouts.rewards_B, rollouts.group_B))
+        centred_B = centred_rewards(rollouts.rewards_B, rollouts.group_B)
+        if self.settings.scale == "batch" and centred_B.any():
+            return np.asarray(centred_B / rollouts.rewards_B.std(ddof=1))
+        return in_deviations(centred_B)
 
 
 def in_deviations(centred_B: Floats) -> Floats:
