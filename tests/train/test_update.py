@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common import recipes
+from tasks.common import params, recipes
 from tasks.common.accounting.ledger import charged_flops
 from tasks.train.learner.learner import Learner
 from tasks.train.loading import settings_of
@@ -140,6 +140,18 @@ def test_all_groups_with_graded_tokens_have_the_same_weight(
     second = 4 if divisor == "kept" else 9
     assert totals.divisor_Q.tolist() == [3 * 4, 3 * second, 3 * 11, 0]
     assert totals.num_tokens == 4 + second + 11
+
+
+@pytest.mark.parametrize("name", ["dapo", "dapo_full"])
+def test_dapo_divides_by_mixed_groups_alone(name: str, guesser: Path, tmp_path: Path) -> None:
+    """One group of four has both outcomes: a quarter of the tokens."""
+    layout = make_world(tmp_path, guesser, [2] * 4)
+    trainer = make_trainer(layout, **params.load(recipes.FOLDER / f"{name}.yaml")["train"])
+    rollouts = rollouts_of([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0], [0, 0, 1, 1, 2, 2, 3, 3])
+    found = trainer.estimate(rollouts, trainer.rng())
+    totals = trainer.learner.totals(found)
+    assert (totals.num_tokens, totals.num_rollouts) == (2, 2)
+    assert found.advantages_N.tolist() == [0, 0, 1, -1, 0, 0, 0, 0]
 
 
 def test_averages_over_prompts_and_tokens_agree_for_groups_of_one_length(
