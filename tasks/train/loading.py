@@ -208,6 +208,11 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
             f"train.loss {loss} has a penalty on the change since a batch's first update: set "
             "train.updates.epochs or minibatches above 1, and train.correction.ratio_to to old"
         )
+    if goal.multiplies_weights and settings.correction.level != "token":
+        problems.add(
+            f"train.loss {loss} multiplies the weights of a completion's tokens, but "
+            f"train.correction.level is {settings.correction.level}: set it to token"
+        )
     if goal.needs_teacher and source is None:
         problems.add(f"train.loss {loss} needs a teacher: set train.reference.source to its folder")
     has_reference = goal.reads_reference or settings.kl_coefficient > 0

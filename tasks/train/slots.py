@@ -251,7 +251,8 @@ class Loss(Configured, Protocol):
     `normalize` is `sequence`. With `reads_reference`, the tokens have the log-probabilities of the
     reference, and all kept rollouts have a gradient, even those of advantage 0; with
     `needs_teacher`, the reference is a teacher, otherwise the initial policy. With `needs_several`,
-    a batch must have several updates."""
+    a batch must have several updates. With `multiplies_weights`, the loss uses the product of a
+    rollout's weights, which must be those of single tokens."""
 
     separable: bool = False
     normalize: Normalize = "token"
@@ -261,6 +262,7 @@ class Loss(Configured, Protocol):
     needs_several: bool = False
 
     def __init__(self, settings: Any = None) -> None:
+    multiplies_weights: bool = False
         super().__init__(settings)
         self.normalize = getattr(settings, "normalize", self.normalize)
         self.entropy = getattr(settings, "entropy", self.entropy)

@@ -178,6 +178,20 @@ def test_the_gradient_at_a_ratio(
     assert gradients_of(module, advantage, **settings) == pytest.approx(expected, abs=6e-5)
 
 
+@pytest.mark.parametrize(("weight", "expected"), [(np.exp(0.5), 0.0426), (1.0, 1.0), (0.0, 0.0)])
+def test_vespo_has_the_sampler_in_the_product_and_averages_over_tokens(
+    weight: float, expected: float
+) -> None:
+    """The first of two completions has two tokens, whose weights are old policy / sampler: the
+    product e gives e^2 exp(3 (1 - e)). Of three tokens each has a third."""
+    logs = torch.zeros(3, dtype=torch.float64).requires_grad_()
+    weights_N = torch.tensor([weight, weight, 1.0], dtype=torch.float64)
+    tokens = tokens_of(logs, rows=[0, 0, 1], weights_N=weights_N)
+    loss, _ = vespo.Method(vespo.Settings())(tokens, StepTotals(3, 2, 9))
+    (found,) = torch.autograd.grad(-3 * loss, logs)
+    assert found.tolist() == pytest.approx([expected, expected, 1.0], abs=5e-5)
+
+
 @pytest.mark.parametrize("settings", [{"dual": 3.0}, {"max_ratio": 3.0}])
 def test_a_dual_clip_and_a_largest_ratio_bound_the_objective(settings: dict[str, Any]) -> None:
     tokens = tokens_of(torch.tensor([5.0]).log(), -1.0)

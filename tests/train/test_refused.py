@@ -90,6 +90,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (correction(m2po=0), r"train.correction.m2po is 0.0; it must be above 0"),
     (correction(floor=3.0), r"train.correction.floor is 3"),
     (correction(reject={"low": 2.0, "high": 1.0}), "high must be above low"),
+    ({**of("loss", "vespo"), **correction(level="sequence")}, "level is sequence: set it to token"),
     # controls and replay
     (of("control", "greso", p_max=1.5), r"train\.control\.p_max is .*; it must be from 0 to 1"),
     (of("control", "greso", floor=0.0), r"train\.control\.floor is 0.0; it must be above 0"),
@@ -215,6 +216,8 @@ def test_settings_are_refused(changes: dict[str, Any], message: str) -> None:
         {**of("shape", "failures"), **PODS},
         {**of("shape", "nll"), **of("select", "mixed"), "divisor": "kept"},
         KL_COV,
+        {**A_STAR, **of("shape", "truncated")},
+        of("loss", "vespo"),
         {**of("loss", "kl_cov"), "updates": {"minibatches": 2}},
         correction(level="geometric", reject={"whole_rows": True}),
     ],
