@@ -361,6 +361,11 @@ class Rollouts:
         return (self.table["outcome"] == "correct").to_numpy()
 
     @once
+    def is_cut_B(self) -> Bools:
+        """Return [B] whether a completion was cut at the token limit."""
+        return (self.table["reason"] == "length").to_numpy()
+
+    @once
     def is_error_B(self) -> Bools:
         """Return [B] whether a rollout could not be graded because of an internal error."""
         return (self.table["outcome"] == "error").to_numpy()

@@ -209,15 +209,17 @@ class Shape(Configured, Protocol):
     change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
     advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last nonzero
     advantage. The loss must then be a sum over tokens of independent terms. With `masks`, tokens
-    get advantage 0 because they are not to be trained on. With `needs_equal`, `select` must keep
-    groups of equal rewards. With `needs_divisor`, the method's rollouts must be those that the
-    loss's divisor counts and the update reads."""
+    get advantage 0 because they are not to be trained on. With `drops_cut`, completions that were
+    cut at the token limit are left out of the loss, and their tokens of its divisors. With
+    `needs_equal`, `select` must keep groups of equal rewards. With `needs_divisor`, the method's
+    rollouts must be those that the loss's divisor counts and the update reads."""
 
     features: Features | None = None
     changes_rewards: bool = False
     skips_zeros: bool = False
     cuts_rows: bool = False
     masks: bool = False
+    drops_cut: bool = False
     needs_equal: bool = False
     needs_divisor: bool = False
 
@@ -260,9 +262,9 @@ class Loss(Configured, Protocol):
     reads_reference: bool = False
     needs_teacher: bool = False
     needs_several: bool = False
+    multiplies_weights: bool = False
 
     def __init__(self, settings: Any = None) -> None:
-    multiplies_weights: bool = False
         super().__init__(settings)
         self.normalize = getattr(settings, "normalize", self.normalize)
         self.entropy = getattr(settings, "entropy", self.entropy)
@@ -329,6 +331,11 @@ class Slots:
     def cuts_rows(self) -> bool:
         """Whether the update leaves out the tokens after a rollout's last nonzero advantage."""
         return any(shape.cuts_rows for shape in self.shape)
+
+    @property
+    def drops_cut(self) -> bool:
+        """Whether completions that were cut at the token limit are left out of the loss."""
+        return any(shape.drops_cut for shape in self.shape)
 
     @property
     def methods(self) -> dict[str, Any]:

@@ -81,7 +81,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**A_STAR, **correction(m2po=0.04)}, r"train.loss regression also trains on those"),
     *(
         ({**A_STAR, **of("shape", name)}, f"shape {name} sets advantages of tokens to 0")
-        for name in ("truncated", "entropy_mask", "cov_mask")
+        for name in ("entropy_mask", "cov_mask")
     ),
     # corrections
     ({**PROXIMAL, "max_staleness": 0}, "set max_staleness to 1 or more"),

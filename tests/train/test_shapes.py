@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,10 +27,10 @@ from tasks.train.methods.shape import (
     pruned_po,
     repetition,
     signs,
-    truncated,
 )
 from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals, nested
 from tests.train.steps import observed_of, prompts_of, rollouts_of, tokens_of
+from tests.train.worlds import make_trainer, make_world
 
 RNG = np.random.default_rng(0)
 
@@ -49,11 +50,24 @@ def test_a_penalty_grows_towards_the_limit() -> None:
     assert rewards.tolist() == [0.0, 1.0, -0.5, 0.0]
 
 
-def test_truncated_completions_have_no_advantage() -> None:
-    rollouts = completions_of([1.0, 0.0, 0.0], [1, 2, 1])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_truncated_completions_leave_the_loss_its_divisor_and_the_quantile(
+    order: tuple[int, int], guesser: Path, tmp_path: Path
+) -> None:
+    """The second completion is cut. The highest entropies are its own, so the quantile .5 is of the
+    other three tokens. The rewards' mean counts it: advantages sqrt(2), -sqrt(2) / 2."""
+    both = [{"method": "truncated"}, {"method": "entropy_mask", "keep": 0.5}]
+    layout = make_world(tmp_path, guesser, [3] * 2)
+    trainer = make_trainer(layout, shape=[both[place] for place in order])
+    rollouts = completions_of([1.0, 0.0, 0.0], [1, 2, 2])
     rollouts = rollouts.with_columns(reason=["stop", "length", "stop"])
-    found = shape_of(truncated).advantages(rollouts, np.array([1.0, -0.5, -0.5, -0.5]), RNG)
-    assert found.tolist() == [1.0, 0.0, 0.0, -0.5]
+    seen = Observed(np.zeros(5), np.array([0.3, 0.8, 0.9, 0.2, 0.1]))
+    found = trainer.estimate(dataclasses.replace(rollouts, observed=seen), RNG)
+    assert found.kept_B.tolist() == [True, False, True]
+    assert found.advantages_N == pytest.approx([2**0.5, 0.0, 0.0, -(0.5**0.5), 0.0])
+    assert found.trained_N().all()  # as recorded
+    totals = trainer.learner.totals(found, drops_cut=trainer.slots.drops_cut)
+    assert (totals.num_tokens, totals.num_rollouts) == (3, 3)
 
 
 def test_short_correct_completions_gain_and_long_ones_lose() -> None:

@@ -157,15 +157,17 @@ class Learner:
         return rollouts.kept_B & rollouts.has_advantage_B()
 
     def compute_gradient(
-        self, rollouts: Rollouts, loss: Loss, *, cuts_rows: bool = False
+        self, rollouts: Rollouts, loss: Loss, *, cuts_rows: bool = False, drops_cut: bool = False
     ) -> UpdateStats:
         """Write the gradient of the loss of these rollouts into the parameters, summed over ranks
         and clipped. Return sums over their tokens, and the gradient's norm.
 
         Rollouts without a gradient are not computed, but count in the loss's denominators; with
-        `cuts_rows` the same is true of tokens after a rollout's last nonzero advantage.
+        `cuts_rows` the same is true of tokens after a rollout's last nonzero advantage. `drops_cut`
+        is as in `totals`.
         """
-        totals, kept = self.totals(rollouts), self.sums(rollouts, rollouts.kept_B)
+        totals = self.totals(rollouts, drops_cut=drops_cut)
+        kept = self.sums(rollouts, rollouts.kept_B)
         rollouts = rollouts.without_tails() if cuts_rows else rollouts
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
         batches = self.micro_batches(rollouts, rows)
@@ -307,10 +309,14 @@ class Learner:
             cache_enabled=not self.is_sharded,  # the cached copies would be of the whole policy
         )
 
-    def totals(self, rollouts: Rollouts) -> StepTotals:
-        """Return the denominators of the loss, as set by `train.divisor`."""
-        is_kept = self.settings.divisor == "kept"
-        return self.sums(rollouts, rollouts.kept_B if is_kept else ~rollouts.is_error_B())
+    def totals(self, rollouts: Rollouts, *, drops_cut: bool = False) -> StepTotals:
+        """Return the denominators of the loss, as set by `train.divisor`. With `drops_cut` they
+        count no tokens of completions that were cut at the token limit."""
+        counted_B = rollouts.kept_B if self.settings.divisor == "kept" else ~rollouts.is_error_B()
+        if not drops_cut:
+            return self.sums(rollouts, counted_B)
+        in_tokens = self.sums(rollouts, counted_B & ~rollouts.is_cut_B())
+        return replace(in_tokens, num_rollouts=int(counted_B.sum()))
 
     def sums(self, rollouts: Rollouts, counted_B: Bools) -> StepTotals:
         """Return the loss's divisors over the rollouts that `counted_B` marks."""

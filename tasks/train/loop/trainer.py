@@ -160,6 +160,10 @@ class Trainer:
         # per rollout or per token
         if len(advantages) == len(over.group_B):
             advantages = advantages[over.owner_N()]
+        if self.slots.drops_cut:
+            advantages = advantages[~over.is_cut_B()[over.owner_N()]]
+            over = over.where(~over.is_cut_B())
+            keep_B, over_B = keep_B & ~rollouts.is_cut_B(), over_B & ~rollouts.is_cut_B()
         for shape in self.slots.shape:
             advantages = shape.advantages(over, advantages, rng)
         owner_N = rollouts.owner_N()
@@ -201,7 +205,9 @@ class Trainer:
         for number, part in enumerate(parts):
             if not self.learner.has_gradient(part, loss).any():
                 continue
-            stats = self.learner.compute_gradient(part, loss, cuts_rows=self.slots.cuts_rows)
+            stats = self.learner.compute_gradient(
+                part, loss, cuts_rows=self.slots.cuts_rows, drops_cut=self.slots.drops_cut
+            )
             done.append(stats)
             if stats.num_nonfinite:
                 stats.norms = []  # no optimizer step follows

@@ -1,17 +1,12 @@
 """`truncated`: do not train on completions that were cut at the token limit (over-long filtering,
-arXiv 2503.14476). They still count in their group's mean."""
+arXiv 2503.14476).
 
-import numpy as np
+They count in their group's mean and among the rollouts of the loss's divisor. Their tokens do not
+count in it, as in TRL. Whatever the order, other methods of `train.shape` that change advantages
+get only the other rollouts."""
 
-from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.slots import Shape
 
 
 class Method(Shape):
-    masks = True
-
-    def advantages(
-        self, rollouts: Rollouts, advantages_N: Floats, rng: np.random.Generator
-    ) -> Floats:
-        is_cut_B = (rollouts.table["reason"] == "length").to_numpy()
-        return np.where(is_cut_B[rollouts.owner_N()], 0.0, advantages_N)
+    drops_cut = True
