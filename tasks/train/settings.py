@@ -48,6 +48,7 @@ class Rejection:
     """`train.correction.reject`: tokens dropped from the loss because the ratio of trainer to
     sampler is outside [low, high]."""
 
+    policy: Literal["old", "present"] = "old"  # the trainer's policy: once per batch, or per update
     level: Literal["token", "sequence", "geometric"] = "token"  # as for the weights
     low: float = 0.0  # minimum ratio
     high: float | None = None  # maximum ratio; null: no limit
@@ -337,9 +338,10 @@ class TrainSettings:
     @property
     def observes_old(self) -> bool:
         """Whether a pass before the first of several updates computes the old log-probabilities:
-        not with `proximal`, and with `ratio_to: sampler` only if `reject` is set."""
+        not with `proximal`, and with `ratio_to: sampler` only if `reject` tests the old policy."""
         correction = self.correction
-        reads_old = correction.ratio_to == "old" or correction.reject is not None
+        tests_old = correction.reject is not None and correction.reject.policy == "old"
+        reads_old = correction.ratio_to == "old" or tests_old
         return reads_old and self.updates.is_several and correction.proximal is None
 
     @property

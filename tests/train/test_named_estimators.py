@@ -269,14 +269,19 @@ def test_dppo_masks_by_probabilities(
 
 
 def weights_of(
-    gaps: list[float], rows: list[int], advantages: list[float] | None = None, **settings: Any
+    gaps: list[float],
+    rows: list[int],
+    advantages: list[float] | None = None,
+    moved: float = 0.0,
+    **settings: Any,
 ) -> list[float]:
-    """Return the weights of tokens whose old log-probability exceeds the sampler's by `gaps`."""
+    """Return the weights of tokens whose old log-probability exceeds the sampler's by `gaps`; the
+    policy's exceeds the old one by `moved`."""
     gaps_N, row_N = torch.tensor(gaps, dtype=torch.float64), torch.tensor(rows)
     gains_N = torch.tensor(advantages or [1.0] * len(gaps))
     zeros_N, correction = torch.zeros_like(gaps_N), Correction(**settings)
     tokens, cut_N = corrected_tokens(
-        zeros_N, zeros_N, -gaps_N, gains_N, row_N, max(rows) + 1, correction
+        zeros_N + moved, zeros_N, -gaps_N, gains_N, row_N, max(rows) + 1, correction
     )
     assert (tokens.weights_N[cut_N] != gaps_N.exp()[cut_N]).all() or correction.ratio_to != "old"
     return [round(weight, 4) for weight in tokens.weights_N.tolist()]
@@ -354,6 +359,24 @@ def test_opsm_rejects_only_negative_rollouts() -> None:
     opsm = Rejection(level="geometric", low=np.exp(-0.5), only_negative=True)
     found = weights_of(gaps, rows, [1.0, 1.0, -1.0, -1.0], reject=opsm)
     assert found == [0.5488, 0.5488, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "moved", "expected"),
+    [("old", -0.45, 0.9048), ("present", -0.45, 0.0), ("present", -0.35, 0.9048)],
+)
+def test_opsm_can_test_the_present_policy(policy: Any, moved: float, expected: float) -> None:
+    """The old policy is 0.1 below the sampler in log-probability, the present one 0.55 or 0.45."""
+    opsm = Rejection(policy=policy, level="geometric", low=0.60653, only_negative=True)
+    found = weights_of([-0.1] * 4, [0, 0, 1, 1], [1.0, 1.0, -1.0, -1.0], moved, reject=opsm)
+    assert found == [0.9048, 0.9048, expected, expected]
+
+
+def test_only_a_test_of_the_old_policy_needs_its_pass() -> None:
+    for policy in ("old", "present"):
+        correction = {"ratio_to": "sampler", "reject": {"policy": policy}}
+        train = settings_of({"updates": {"epochs": 2}, "correction": correction})
+        assert train.observes_old == (policy == "old")
 
 
 # --- kl cov

@@ -33,7 +33,8 @@ def corrected_tokens(
     instead and leaves the weights at 1. `level: sequence` gives all tokens of a rollout the product
     of its ratios, which is unbiased and has a higher variance; `geometric` gives them the geometric
     mean. A weight outside `floor` and `cap` becomes the bound (`mode: truncate`) or 0
-    (`mode: mask`). `reject` sets weights to 0 by its own bounds on old / sampler.
+    (`mode: mask`). `reject` sets weights to 0 by its own bounds on old / sampler, or on
+    policy / sampler (`policy: present`).
     """
     log_weights_N = (old_logprobs_N - sampler_logprobs_N).detach()
     if correction.ratio_to == "sampler":
@@ -47,6 +48,8 @@ def corrected_tokens(
         if correction.mode == "mask":
             weights_N = weights_N.masked_fill(cut_N, 0.0)
     if correction.reject is not None:
+        if correction.reject.policy == "present":
+            log_weights_N = (logprobs_N - sampler_logprobs_N).detach()
         rejected_N = rejects(log_weights_N, advantages_N, row_N, num_rows, correction.reject)
         weights_N, cut_N = weights_N.masked_fill(rejected_N, 0.0), cut_N | rejected_N
     return Tokens(logprobs_N, old_logprobs_N, weights_N, advantages_N, row_N, num_rows), cut_N
