@@ -152,6 +152,7 @@ def test_the_forecast_includes_the_reference_of_a_loss() -> None:
 # --- on-policy distillation: its gradient by enumeration, and the cost of a teacher
 
 
+LOG2 = float(np.log(2.0))
 TEACHER = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64).log()
 
 
@@ -182,15 +183,18 @@ def gradient_of(
     policy: list[float], sampler: list[float], gains: list[float], **settings: Any
 ) -> tuple[list[float], float]:
     """Return the exact mean gradient of the policy's scores, over a completion of one token from
-    the sampler; and the mean number of tokens outside the loss."""
+    the sampler; and the mean number of tokens outside the loss. The old policy is the present one,
+    as in the only update of a batch."""
     scores = torch.tensor(policy, dtype=torch.float64).log().requires_grad_()
-    method, drawn = distil.Method(distil.Settings(**settings)), torch.tensor(sampler).double()
-    logprobs = scores.log_softmax(-1)
+    method = distil.Method(distil.Settings(**{"penalty": 0.0, **settings}))
+    drawn, logprobs = torch.tensor(sampler).double(), scores.log_softmax(-1)
+    weights = logprobs.detach().exp() / drawn
     loss, outside = torch.zeros((), dtype=torch.float64), 0.0
     for arm, chance in enumerate(drawn):
         one = slice(arm, arm + 1)
-        reference = {"reference_logprobs_N": TEACHER[one]}
-        tokens = tokens_of(logprobs[one], gains[arm], drawn.log()[one], **reference)
+        others = {"reference_logprobs_N": TEACHER[one], "sampler_logprobs_N": drawn.log()[one]}
+        old, weight = logprobs[one].detach(), {"weights_N": weights[one]}
+        tokens = tokens_of(logprobs[one], gains[arm], old, **others, **weight)
         part, sums = method(tokens, StepTotals(1, 1, 1))
         loss, outside = loss + chance * part, outside + float(chance) * float(sums["clipped"])
     return torch.autograd.grad(loss, scores)[0].tolist(), outside
@@ -221,6 +225,19 @@ def test_a_token_whose_probability_fell_too_far_leaves_the_loss() -> None:
     kept = [chances[arm] * gaps[arm] * (np.eye(3)[arm] - chances) for arm in (1, 2)]
     assert found == pytest.approx((-sum(kept)).tolist())
     assert gradient_of(policy, sampler, [0.0] * 3, max_fall=0.26)[1] == 0.0
+
+
+@pytest.mark.parametrize("max_fall", [0.2, 0.3])
+def test_every_token_has_a_penalty_on_its_move_from_the_sampler(max_fall: float) -> None:
+    """From 1/2 to 1/4: 0.001 log^2 2 has the gradient -0.002 log 2, whether masked or not."""
+    logs = torch.tensor([0.25]).log().requires_grad_()
+    at_teacher = {"reference_logprobs_N": logs.detach(), "sampler_logprobs_N": logs.detach() + LOG2}
+    method = distil.Method(distil.Settings(max_fall=max_fall))
+    loss, sums = method(tokens_of(logs, 0.0, logs.detach(), **at_teacher), StepTotals(1, 1, 1))
+    loss.backward()
+    assert sums["clipped"].item() == (max_fall == 0.2)
+    assert logs.grad is not None
+    assert logs.grad.item() == pytest.approx(-0.0013863, abs=5e-8)
 
 
 def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> None:

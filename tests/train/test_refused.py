@@ -135,6 +135,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # losses
     (of("loss", "regression", beta=0), "train.loss.beta is 0"),
     (of("loss", "distil", reward_weight=-1.0), "train.loss.reward_weight is -1.0"),
+    (of("loss", "distil", penalty=-1.0), "train.loss.penalty is -1.0"),
     (of("loss", "distil", max_fall=0.0), "train.loss.max_fall is 0.0"),
     (of("loss", "dgg", window=1), r"train.loss.window is 1; it must be at least 2"),
     (of("loss", "dgg", limit=0.0), r"train.loss.limit is 0.0; it must be above 0"),
@@ -215,9 +216,9 @@ def test_settings_are_refused(changes: dict[str, Any], message: str) -> None:
         {**of("advantage", "maxrl"), **of("shape", "truncated")},
         {**of("shape", "failures"), **PODS},
         {**of("shape", "nll"), **of("select", "mixed"), "divisor": "kept"},
-        KL_COV,
         {**A_STAR, **of("shape", "truncated")},
         of("loss", "vespo"),
+        KL_COV,
         {**of("loss", "kl_cov"), "updates": {"minibatches": 2}},
         correction(level="geometric", reject={"whole_rows": True}),
     ],
