@@ -190,7 +190,8 @@ class Grader:
             raise FailureRateError(
                 f"{message}. That makes {self.num_failed} of {self.num_graded} in all, over "
                 f"verify.max_failure_rate {self.settings.max_failure_rate}: fix the verifier or "
-                "the gold answers, and run again; rollouts in the store are not sampled again"
+                "the gold answers, or raise verify.seconds, and run again; rollouts in the store "
+                "are not sampled again"
             )
         logger.warning("%s", message)
 

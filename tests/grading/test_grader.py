@@ -9,6 +9,7 @@ import yaml
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
+from tasks.common.processes.pool import Work
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
 from tasks.grading.settings import Verify
@@ -53,6 +54,15 @@ def test_score_outside_0_to_1_is_an_error() -> None:
                 assert (
                     score == "0.0" or f"score is {score}: it must be from 0 to 1" in verdict.answer
                 )
+
+
+def test_first_list_of_a_process_has_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one process gets 50 answers of a verifier that takes seconds for each."""
+    sizes, take = [], Work.take
+    monkeypatch.setattr(Work, "take", lambda work, size: sizes.append(size) or take(work, size))
+    with Grader(verify()) as grader:
+        grader.grade([Answer("exact", "7", "7", False)] * 64)
+    assert sizes[0] == 1
 
 
 def test_long_numbers_pass_through_the_pipe_and_are_graded() -> None:

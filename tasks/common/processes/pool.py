@@ -179,7 +179,9 @@ class Pool:
     def assign(self, process: Process, work: "Work") -> None:
         size = MAX_REQUESTS
         share = -(-len(work.queue) // len(self.processes))  # per process, rounded up
-        if self.seconds_per_request * share > LIST_SECONDS:
+        if self.seconds_per_request == FIRST_SECONDS_PER_REQUEST:
+            size = 1  # the time is unknown: a list of slow requests would keep one process busy
+        elif self.seconds_per_request * share > LIST_SECONDS:
             size = min(MAX_REQUESTS, int(LIST_SECONDS / self.seconds_per_request), share)
         process.pending.extend(work.take(max(1, size)))
         process.outgoing = to_line([work.requests[i] for i in process.pending])
