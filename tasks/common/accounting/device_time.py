@@ -18,7 +18,8 @@ decoding reaches, t0 a step's fixed seconds, kv bytes of KV cache per token."""
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -74,12 +75,7 @@ class Seconds:
     update: float = 0.0
 
     def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(
-            self.decode + other.decode,
-            self.prefill + other.prefill,
-            self.score + other.score,
-            self.update + other.update,
-        )
+        return Seconds(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def train(
             leave_trunk_if_due(trainer, checkpoints)
 
             # validate, before the first step and whenever the next point of the curve is due
-            if trainer.is_point_due(buffer.progress):
+            if not trainer.is_measured and buffer.progress >= trainer.state.next_validation:
                 sampler.wait_until_idle()
                 reporter.note(trainer.add_point(buffer.progress))
 

@@ -344,11 +344,6 @@ class Trainer:
         trunk = [point["step"] for point in self.state.curve if point["branch"] is None]
         return self.state.branch is not None or trunk[-1:] == [self.state.num_steps]
 
-    def is_point_due(self, done: float) -> bool:
-        """Return whether the curve is due for a point: at the start, and when `done`, the share of
-        the run so far, reaches the next one."""
-        return not self.is_measured and done >= self.state.next_validation
-
     def add_point(self, done: float) -> dict[str, Any]:
         """Validate the policy, add the result to the curve, and return it."""
         every_share = self.run.settings.validation.every_share

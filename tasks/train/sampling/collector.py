@@ -3,7 +3,8 @@
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,7 @@ class Cost:
         return {"executed": self.flops, "tokens": self.tokens, "rollouts": self.rollouts}
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.flops + other.flops,
-            self.tokens + other.tokens,
-            self.rollouts + other.rollouts,
-            self.judged_flops + other.judged_flops,
-        )
+        return Cost(*map(add, astuple(self), astuple(other)))
 
 
 class Collector:
