@@ -70,27 +70,18 @@ def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateSta
     )
     generated = batch.fresh.rows().num_tokens
     flat = paper_training_flops(architecture, generated, has_reference=has_reference)
-    ledger.add(
-        "generate",
-        **batch.cost.as_account(),
-        charged=charged["generate"],
-        charged_mixed=mixed["generate"],
-        charged_paper=charged["generate"],
-    )
-    ledger.add(
-        "score",
-        executed=update.reference_flops,
-        charged=charged["reference"],
-        charged_mixed=mixed["reference"],
-        charged_paper=charged["reference"],
-    )
+    rates = {
+        part: {"charged": cost, "charged_mixed": mixed[part], "charged_paper": cost}
+        for part, cost in charged.items()
+    }
+    rates["update"]["charged_paper"] = flat - charged["generate"] - charged["reference"] * is_own
+    ledger.add("generate", **batch.cost.as_account(), **rates["generate"])
+    ledger.add("score", executed=update.reference_flops, **rates["reference"])
     ledger.add("score", **dict.fromkeys(ACCOUNTS, batch.cost.judged_flops))
     ledger.add(
         "update",
         executed=update.flops,
-        charged=charged["update"],
-        charged_mixed=mixed["update"],
-        charged_paper=flat - charged["generate"] - charged["reference"] * is_own,
+        **rates["update"],
         tokens=epochs * updated_rows(trainer, rollouts, rollouts.kept_B).num_tokens,
         rollouts=epochs * int(rollouts.kept_B.sum()),
     )
