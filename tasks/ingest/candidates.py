@@ -28,6 +28,7 @@ MAX_LABEL = 200  # characters of a level or a source
 MARKER = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|<[be]os>|\[/?INST\]|</?s>"
 )
+NOT_FINITE = re.compile(r"nan|NaN|[-+]?(?:inf|Infinity)")  # as CSV files write them
 UNPRINTED = ("Cc", "Zl", "Zp")  # Unicode's control characters and separators of lines
 
 
@@ -140,6 +141,8 @@ def check(candidate: Candidate) -> None:
         raise Unusable(f"the prompt is {prompt!r}", "empty_prompt")
     if answer is None or (isinstance(answer, str) and not answer.strip()):
         raise Unusable(f"the answer is {answer!r}", "empty_answer")
+    if isinstance(answer, str) and NOT_FINITE.fullmatch(answer.strip()):
+        raise Unusable(f"the answer is {answer.strip()}, which is not a finite number")
     if not isinstance(candidate.question, str | None):
         raise Unusable(f"the question is {type(candidate.question).__name__}, not text")
     if not isinstance(prompt, str | list):

@@ -4,7 +4,9 @@ A path consists of names and indices (`reward_model.ground_truth[0].x`), and can
 text. Several alternative paths may be given (`problem|question`): the first one present is used."""
 
 import json
+import math
 import re
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -61,9 +63,17 @@ def decoded(text: str) -> Any:
     if not text.lstrip().startswith(("{", "[")):
         return MISSING
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=exact)
     except (ValueError, RecursionError):
         return MISSING
+
+
+def exact(text: str) -> float | Decimal:
+    """Return a JSON number; a Decimal if a float would lose digits."""
+    value = float(text)
+    if len(text) < 16 or not value or not math.isfinite(value):
+        return value
+    return value if Decimal(repr(value)) == Decimal(text) else Decimal(text)
 
 
 def paths(template: str) -> dict[str, bool]:

@@ -30,6 +30,7 @@ USER = {"role": "user", "content": "1 + 1?"}
         (b'{"question": "1 + 1?", "gold": "2\\u0000"}', "undecodable"),
         (b'{"question": "1 + 1?", "gold": "2"', "malformed"),
         (b'{"question": "1 + 1?", "gold": NaN}', "malformed"),
+        *(({"question": "1 + 1?", "gold": gold}, "malformed") for gold in ("nan", "-inf", " NaN ")),
         (b'["1 + 1?", "2"]', "malformed"),
         ({"question": ["1 + 1?"], "gold": "2"}, "malformed"),
         ({"question": {"text": "1 + 1?"}, "gold": "2"}, "malformed"),

@@ -58,6 +58,17 @@ def test_every_format_and_compression_yields_the_same_rows(
     assert rejected == []
 
 
+@pytest.mark.parametrize("ending", [".json", ".jsonl"])
+def test_numbers_keep_their_digits(tmp_path: Path, ending: str) -> None:
+    golds = ["0.1000000000000000000001", "12345678901234567890.5", "2.50", "1e400"]
+    content = ", ".join(f'{{"question": "{gold}?", "gold": {gold}}}' for gold in golds)
+    text = f"[{content}]" if ending == ".json" else content.replace("}, {", "}\n{")
+    (tmp_path / f"a{ending}").write_text(text)
+    kept, rejected = found(entry(tmp_path / f"a{ending}"))
+    assert [row.answer for row in kept] == [*golds[:2], "2.5"]
+    assert [one.reason for one in rejected] == ["malformed"]
+
+
 @pytest.mark.parametrize("ending", [".json", ".jsonl", ".csv"])
 def test_format_is_detected_without_an_extension(tmp_path: Path, ending: str) -> None:
     path = tmp_path / "download"

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from polars import selectors
 
 from tasks.common.files import ArtifactError
+from tasks.ingest.fields import exact
 from tasks.ingest.files import bounded
 from tasks.ingest.files.bounded import RecordedLines, RowTooLarge, TooLarge, decompressed
 
@@ -229,7 +230,7 @@ def json_line(raw: bytes, number: int) -> Record | Rejection:
     except UnicodeDecodeError as error:
         return Rejection(number, raw.decode(errors="backslashreplace"), "undecodable", str(error))
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_float=exact)
     except (ValueError, RecursionError) as error:
         return Rejection(number, content, "malformed", f"not JSON: {error}")
     return record_of(number, content, value)
@@ -255,7 +256,8 @@ def json_whole(file: BinaryIO, location: str) -> Iterator[Record | Rejection]:
                 f"{place} is one JSON value of more than {bounded.MAX_WHOLE_BYTES >> 30} GB, which "
                 "is read whole: make it JSON Lines"
             )
-        values = json.loads(content.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape"))
+        text = content.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")
+        values = json.loads(text, parse_float=exact)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{place} is not JSON: {error}. Correct the file") from error
     rows = rows_of(values, place) if isinstance(values, dict) else values
