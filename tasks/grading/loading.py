@@ -39,7 +39,7 @@ from tasks.common.params import ParamsError, convert, parse, unknown
 from tasks.common.registry import bind, names
 from tasks.common.registry import load as load_file
 from tasks.grading import verifiers
-from tasks.grading.answers import copying
+from tasks.grading.answers import asked, copying
 from tasks.grading.answers.golds import form_of, read_gold
 from tasks.grading.answers.marked import after_think
 from tasks.grading.verdict import Verdict
@@ -61,21 +61,29 @@ class Verifier:
 
     def verify(self, completion: str, answer: str, prompt: str = "") -> Verdict:
         """Return the verdict on a completion, given its gold and, if known, its prompt. With
-        REFUSES_COPIES, an answer that copies a formula of the prompt is `wrong`."""
+        REFUSES_COPIES, an answer that copies a formula of the prompt, or is not in the form that it
+        names, is `wrong`."""
         if self.others:
             return self.function(completion, answer, prompt)
         verdict = self.judge(completion, answer)
         refuses_copies = getattr(self.module, "REFUSES_COPIES", False)
         if prompt and verdict.outcome == "correct" and refuses_copies:
-            formula = copying.copied(verdict.answer, read_gold(answer).answers, prompt)
+            golds = read_gold(answer).answers
+            if not asked.has_form(verdict.answer, golds, prompt):
+                return Verdict("wrong", verdict.answer)
+            formula = copying.copied(verdict.answer, golds, prompt)
             # a formula that is not correct as an answer cannot be the reason for the verdict
             if formula and self.judge(rf"\boxed{{{formula}}}", answer).outcome == "correct":
                 return Verdict("wrong", verdict.answer)
         return verdict
 
     def judge(self, completion: str, answer: str) -> Verdict:
-        """Return the verdict on a completion; if `after_think`, on its text after `</think>`."""
-        return self.function(after_think(completion) if self.after_think else completion, answer)
+        """Return the verdict on a completion; if `after_think`, on its text after `</think>`, and
+        `unparsed` if a `<think>` without a tagged answer is not closed."""
+        text = after_think(completion) if self.after_think else completion
+        if self.after_think and "</answer>" not in text and "<think>" in text:
+            return Verdict("unparsed", "")
+        return self.function(text, answer)
 
     def check(self, answer: str, given: str = "") -> Verdict:
         """Return the verdict on a gold's canonical completion (without one, `correct` unless the

@@ -133,7 +133,9 @@ def test_only_text_after_the_reasoning_is_graded_by_default(
     assert after.version != whole.version
     assert after.verify(f"<think>{thought}</think>\n{answer}", gold).outcome == "correct"
     assert after.verify(f"<think>\n{answer}\n</think>", gold).outcome in ("unparsed", "wrong")
-    assert after.verify(f"<think>\n{answer}", gold).outcome == "correct"  # an unclosed tag
+    is_tagged = "</answer>" in answer  # which ends an unclosed thought
+    unclosed = after.verify(f"<think>\n{answer}", gold).outcome
+    assert unclosed == ("correct" if is_tagged else "unparsed")
     assert whole.verify(f"<think>\n{answer}\n</think>", gold).outcome == "correct"
 
 

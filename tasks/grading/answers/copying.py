@@ -38,6 +38,7 @@ WORD = re.compile(  # a token that ends a formula in running text
     rf"(?<![\\a-zA-Z])(?:(?!(?:{NAMES})(?![a-z]))[^\W\d_]{{3,}}|(?i:{SHORT}|a(?=\s+\w))(?![a-zA-Z]))"
     r"|[.,;:?](?=\s|$)|\n"
 )
+LEAD = re.compile(r"^(?:[^\W\d_]{2,}\s+)+")  # the words of a copied question
 BETWEEN = re.compile(
     r"(?<![<>!])=|[<>≤≥]|\\(?:le|leq|ge|geq|lt|gt|ne|neq|approx|equiv|in|to)(?![a-zA-Z])"
     r"|\\\\|\\q?quad(?![a-zA-Z])|&"
@@ -60,7 +61,7 @@ def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
     asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
     expected = (value for gold in golds for value in parts_of(clean(gold)))
     wanted = {symbols(form) for value in expected for form in forms(value)}
-    values = parts_of(clean(given))
+    values = parts_of(LEAD.sub("", clean(given)))
     written = [copied_value(value, wanted, asked) for value in values]
     if not any(written):
         return None

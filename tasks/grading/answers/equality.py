@@ -243,7 +243,9 @@ def by_list(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     equal length differ. A list in () or [] is ordered, so it is one value, left to `by_symbols`."""
     first, second = parts_of(gold), parts_of(given)
     if len(first) == 1 and len(second) == 1:
-        return None
+        if (first, second) == ((gold,), (given,)):
+            return None
+        return same(first[0], second[0], tolerance)  # the value in a set of one
     if len(first) != len(second):
         return same_point(gold, given, tolerance)
     return same_list(first, given, tolerance) or None
@@ -283,7 +285,8 @@ def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     if not all(is_name(side) or (side is not names[0]) for side in names):
         return False
     value = equation[-1].strip()
-    if not value or is_false(equation):
+    named = {side.count(":") for side in names if ":" in side}
+    if not value or is_false(equation) or named - {value.count(":")}:
         return False
     return same(value, given, tolerance) if len(first) > 1 else same(gold, value, tolerance)
 
@@ -299,8 +302,9 @@ def is_false(sides: Sequence[str]) -> bool:
 
 
 def is_named(side: str) -> bool:
-    """Return whether the left side of an equation is a single name."""
-    return (ONE_NAME.fullmatch(side.strip()) or QUANTITY.fullmatch(side.strip())) is not None
+    """Return whether the left side of an equation is a single name, or a ratio of names."""
+    names = map(str.strip, side.split(":"))
+    return all(ONE_NAME.fullmatch(name) or QUANTITY.fullmatch(name) for name in names)
 
 
 def is_name(side: str) -> bool:

@@ -31,13 +31,40 @@ AND = re.compile(
     r"\s*(?:,\s*)?(?:\\text\s*\{\s*,?\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|和|、|，|；)\s*"
 )
 OPENED = r"[\\$({}\s]*$"  # allowed between a word such as `not` and the number after it
+BOUND = (
+    r"(?:less|more|fewer|greater|smaller|larger|bigger|lower|higher)\s+than(?:\s+or\s+equal\s+to)?"
+    r"|at\s+(?:least|most)|up\s+to|between(?:\s+[^\s,.]{1,20}\s+and)?|under|over|above|below|exceed\w*"
+)
 DENIED = re.compile(
-    r"(?i)(?:\b(?:not|cannot|never|neither|nor|(?:any|every)thing\s+but|other\s+than)|n['’]t)"
-    rf"\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly)\s+)?{OPENED}"
+    r"(?i)(?:\b(?:not|cannot|never|neither|nor|no\s+longer|(?:any|every)thing\s+but|all\s+but"
+    r"|other\s+than|instead\s+of|rather\s+than|unlike|exclud\w+|rul\w+\s+out|reject\w*|eliminat\w+"
+    rf"|{BOUND})|n['’]t|不是|并非)"
+    rf"\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly|the\s+answer)\s+)?[:*]*{OPENED}"
+)
+WRONG = (
+    r"(?:not|never|wrong|incorrect|false|invalid|impossible|unlikely|mistaken|out|ruled\s+out"
+    r"|eliminated|discarded|rejected|(?:a|an|my)\s+(?:mistake|error))\b"
+)
+# what rules out the answer before it
+IS_WRONG = (
+    r"\s+(?:(?:(?:can|could|must|would|will|has\s+to)\s+)?(?:is|are|was|were|be|seems?|looks?)\s+"
+    rf"(?:both\s+|all\s+|also\s+|the\s+|an?\s+|\w+ly\s+)?{WRONG}"
+    r"|(?:is|are|was|were|does|do|did|ca|could|wo|would)n['’]t\b"
+    r"|(?:cannot|(?:can|could|does|do|did|will|would)\s+not)\b)"
 )
 REJECTED = re.compile(
-    r"(?i)[\s$})\\]*\s(?:is|are|was)\s+(?:wrong|incorrect|false|not\s+(?:the|right|correct))\b"
+    rf"(?i)[\s$}})\]\\*]*(?:{IS_WRONG}|\s*[:(–-]+\s*(?:wrong|incorrect|false)\b"
+    r"|\s+(?:\\?[^\W\d_]+\s+)?(?:or|and)\s+(?:more|less|fewer|greater|higher|lower|up|above|below|over"
+    r"|under|so|something|thereabouts|whatever)\b)"
 )
+# words after a number that are not a unit: `42 is wrong`, `42 or more`
+DOUBT = re.compile(
+    r"(?i)\b(?:is|are|was|were|be|not|never|maybe|perhaps|probably|possibly|guess|think|sure|unsure"
+    r"|least|most|plus|but|instead|mod|modulo|pmod|bmod|or(?!.*\d)|and(?!.*\d))\b|n['’]t\b|\?"
+    r"|\b(?:wrong|incorrect|false|mistaken|no|nope)\W*$"
+)
+HIDDEN = re.compile(r"\\[hv]?phantom\s*\{[^{}]*[^\s{}]")
+VALUE = re.compile(r"\d|\\pi(?![a-zA-Z])|π")
 NEAR = 40  # characters before a number that are searched for a denial
 PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}|[a-d]{2,4}|[xyz][a-z]|[a-z][xyz]")
 FORMULA = re.compile(r"(?:[a-zA-Z][-/])+[a-zA-Z]")  # a/b, a-b
@@ -71,6 +98,15 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """Return whether a text denies its answer at `text[start:end]`: `not 42`, `42 is wrong`."""
     before = DENIED.search(text[max(start - NEAR, 0) : start])
     return before is not None or REJECTED.match(text, end) is not None
+
+
+def is_doubted(answer: str) -> bool:
+    r"""Return whether a marked answer hides text, or has words after its number that cannot be its
+    unit: `42 \text{ is wrong}`, `42 (mod 50)`, `42 or more`."""
+    side = answer.rpartition("=")[2]  # 17 mod 5 = 2 is no doubt
+    number = VALUE.search(side)
+    doubt = number is not None and DOUBT.search(side, number.end()) is not None
+    return doubt or HIDDEN.search(answer) is not None
 
 
 def plain_base(text: str) -> str:

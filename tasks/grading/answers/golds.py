@@ -52,7 +52,7 @@ def form_of(answer: str) -> dict[str, Any] | None:
     if not answer.lstrip().startswith('{"'):
         return None
     try:
-        found = json.loads(answer)
+        found = json.loads(answer, parse_float=str, parse_int=str)  # all digits
     except ValueError:
         return None
     if not isinstance(found, dict) or len(found) > 2 or len(KINDS & set(found)) != 1:

@@ -2,6 +2,12 @@
 text."""
 
 import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from tasks.grading.answers import units
+from tasks.grading.answers.forms import is_denied
+from tasks.grading.answers.spelling import clean
 
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BLANK = r"(?:[\s$,;&]|\\[,;:! ]|\\q?quad)*+"
@@ -10,7 +16,30 @@ NAMED = re.compile(rf"{JOINED.pattern}(?:{BLANK}[a-zA-Z]{BLANK}={BLANK})?")  # $
 MAX_BOXES = 20  # searched, from the end
 EAST = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af\u3000-\u303f\uff00-\uffef"  # East Asian
 MARK = "####"
+MARKS = ("boxed", "fbox", MARK, "answer>")
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+NESTED = re.compile(r"^\\(?:boxed|fbox)\{([^{}]*)\}$")
+UNFINISHED = re.compile(rf"{BOX.pattern}|(?<!#){MARK}[\s:*]*\Z")
+# a sentence that states the answer: **Answer: 17**, the correct value is 17
+STATED = re.compile(
+    r"(?i)(?P<doubt>\b(?:if|whether|unless|suppose|assum\w+|think|thought)\b[^.\n]{0,30})?"
+    r"(?:\b(?:answer|result|solution|correction|correct (?:value|number|option|choice))|antwort"
+    r"|respuesta|réponse|resposta|risposta|ответ|答案|答え|정답)"
+    r"(?:\s+(?:to|for|in|of|we|i|you)\b[^.\n:=]{1,40}?)?[\s*_]*"
+    r"(?:\b(?:is|are|was|(?:sh|w)ould be|must be|ist|es|est)\b|è|是|为|は|은|[:：=])[\s*_:：]*"
+    r"(?:(?:actually|therefore|thus|then|now|in fact|instead|really|hence|just|simply)\b,?\s*)?"
+    r"(?=(?P<value>[^\n]{1,200}))"
+)
+# where a stated value ends
+END = re.compile(
+    r"[.;](?:[\s*]|$)|[!?][\s*]+(?=\S)|。|,?\s+(?:because|since|as|so|not|which|where|that|but|hence|for|when|if)\b"
+)
+MAX_FORMULA = 300  # characters of a completion that is one formula
+FORMULA = re.compile(
+    r"[^a-zA-Z\\]*+(?:(?:\\(?:begin|end|text|mathrm|mbox|operatorname)\{[^{}\n]*\}|\\[a-zA-Z]++"
+    r"|\\[^a-zA-Z]|(?:sqrt|pi|sin|cos|tan|log|ln|exp|cm|or|and)(?![a-zA-Z])"
+    r"|[b-df-hj-np-tv-z]{0,2}[a-zA-Z](?![a-zA-Z]))[^a-zA-Z\\]*+)*+"
+)
 
 
 def after_think(text: str) -> str:
@@ -27,8 +56,8 @@ def last_boxed(text: str) -> str | None:
         return None
     if text[opened.end() : opened.end() + 1] != "{":  # \boxed 7
         return next(iter(text[opened.end() :].split("$")[0].split()), None)
-    end = closing_braces(text).get(opened.end())
-    return None if end is None else text[opened.end() + 1 : end]
+    end = box_end(text, start)
+    return None if end is None else text[opened.end() + 1 : end - 1]
 
 
 def gold_boxed(gold: str) -> str | None:
@@ -49,12 +78,13 @@ def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
         end = closed.get(box.end())
         if end is None:
             continue
-        if start < len(text) and not joined.fullmatch(text, end + 1, start):
+        if end < start < len(text) and not joined.fullmatch(text, end + 1, start):
             return text[end + 1 :]
         start = box.start()
     return text
 
 
+@lru_cache(maxsize=8)
 def closing_braces(text: str) -> dict[int, int]:
     """Return the index of each matched closing brace, by the index of its opening brace."""
     found: dict[int, int] = {}
@@ -82,25 +112,83 @@ def marked_answer(text: str) -> str:
     return (in_tag if in_tag is not None else boxed if boxed is not None else text).strip()
 
 
-def marked_answers(text: str) -> list[str]:
-    """Return the marked answers of a completion: the contents of the last joined boxes or, if it
-    comes later, of the last tag; else the text after `####`; without a mark, an empty list."""
-    tag = text.rfind("</answer>")
-    box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if tag > box:
-        inside = last_tag(text)
-        if inside is not None:
-            return marked_answers(inside) or [inside]
-    boxes = [content for content in contents(last_boxes(text)) if content.strip()]
-    if boxes:
-        return boxes
-    unclosed = last_boxed(text)
-    if unclosed is not None:
-        return [unclosed]
-    if MARK in text:
-        after = text[text.rindex(MARK) + len(MARK) :].lstrip(": ").partition("\n")[0].strip()
-        return [after] if after else []
-    return []
+def is_formula(text: str) -> bool:
+    """Return whether a completion is one formula or number, without words around it."""
+    return (
+        0 < len(text) <= MAX_FORMULA
+        and "\n" not in text
+        and (FORMULA.fullmatch(text) is not None or units.number_of(clean(text)) is not None)
+        and not re.search(rf"[{EAST}]", text)
+        and re.search(r"[\w\\]", text) is not None
+    )
+
+
+def final_answers(text: str, is_value: Callable[[str], bool] = is_formula) -> list[str] | None:
+    """Return the marked answers of a completion; without a mark, an empty list. Marks are the last
+    joined boxes, tag, or `####`, whichever comes last, and after one of these a sentence that
+    states a value (`is_value`) as the answer. Return None if the last mark is unfinished, or if the
+    text denies all its boxes."""
+    if not any(mark in text for mark in MARKS):
+        return []
+    kept = undenied(text)
+    answers, end = last_mark(kept)
+    later = kept[end:]
+    if answers is None or UNFINISHED.search(later) or (end and "<answer>" in later):
+        return None
+    if (answers or kept != text) and (stated := statement(later, is_value)):
+        return [stated]
+    return answers if answers or kept == text else None
+
+
+def undenied(text: str) -> str:
+    """Return the text without the boxes at its end that it denies: `not \\boxed{1}`."""
+    while (start := max(text.rfind("\\boxed"), text.rfind("\\fbox"))) >= 0:
+        end = box_end(text, start)
+        if end is None or not is_denied(text, start, end):
+            break
+        text = text[:start] + text[end:]
+    return text
+
+
+def box_end(text: str, start: int) -> int | None:
+    """Return the end of the box that starts at an index; None if it has no closed brace."""
+    opened = BOX.match(text, start)
+    found = opened and closing_braces(text[start:]).get(opened.end() - start)
+    return start + found + 1 if found else None
+
+
+def statement(text: str, is_value: Callable[[str], bool]) -> str | None:
+    """Return the last value that a text states to be the answer, or None."""
+    for found in reversed(list(STATED.finditer(text))):
+        value = END.split(found["value"], maxsplit=1)[0].strip(" *_!")
+        if not found["doubt"] and is_value(value):
+            return value
+    return None
+
+
+def last_mark(text: str) -> tuple[list[str] | None, int]:
+    """Return the answers in the last mark of a text, and the index where they end."""
+    answers: list[str] | None = []
+    end = 0
+    tag, box = text.rfind("</answer>"), max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    opened = text.rfind("<answer>", 0, max(tag, 0))
+    if tag > box and opened >= 0:
+        end = text.index("</answer>", opened)
+        inside = text[opened + len("<answer>") : end].strip()
+        answers = final_answers(inside)
+        answers = [inside] if answers == [] else answers
+    elif box >= 0 and (found := (last_boxed(text) or "").strip()):
+        first = min(place for name in MARKS[:2] if (place := text.find("\\" + name)) >= 0)
+        boxes = (NESTED.sub(r"\1", one) for one in contents(last_boxes(text[first:])))
+        answers = [one for one in boxes if one.strip()] or [found]
+        end = box_end(text, box) or text.index(found, box) + len(found)
+    mark = text.rfind(MARK)
+    if mark >= end:
+        line = text[mark + len(MARK) :].lstrip(": ").partition("\n")[0]
+        line = END.split(line, maxsplit=1)[0].strip()
+        if line and (not answers or is_formula(line)):  # not a heading
+            answers, end = [line], text.index(line, mark) + len(line)
+    return answers, end
 
 
 def contents(text: str) -> list[str]:

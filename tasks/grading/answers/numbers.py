@@ -33,6 +33,16 @@ RAISED = re.compile(r"(?<=[\w)\]}])([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4})
 DASH = re.compile(r"(?<![\w)\]}])(?<![\w)\]}] )–(?=[\d.\\])")
 SPACES = re.compile(r"[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 VULGAR = re.compile(r"[¼½¾⅐-⅞]")
+ONES = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+COUNTS = dict(zip(ONES, range(20), strict=True)) | dict(zip(TENS, range(20, 100, 10), strict=True))
+TWO = rf"(?:(?:{'|'.join(TENS)})(?:[- ](?:{'|'.join(ONES[1:10])}))?|{'|'.join(ONES[::-1])})"
+THREE = rf"{TWO}(?: hundred(?: (?:and )?{TWO})?)?"
+SPELLED = re.compile(rf"(?i)\b{THREE}(?: (?:thousand|[mb]illion)\b(?:,? (?:and )?{THREE})?)*\b")
 WIDE = Context(prec=10**6, Emax=10**8, Emin=-(10**8))
 
 Number = Decimal | Fraction
@@ -59,10 +69,28 @@ def typed(text: str) -> str:
         SPACES.sub(" ", text)
         .replace("\N{MINUS SIGN}", "-")
         .replace("\N{FULLWIDTH PERCENT SIGN}", "%")
+        .replace("\N{FRACTION SLASH}", "/")
+        .replace("\N{DIVISION SLASH}", "/")
     )
     text = VULGAR.sub(vulgar, DASH.sub("-", text))
     text = RAISED.sub(lambda found: "^{" + found[1].translate(SUPERSCRIPTS) + "}", text)
     return text.translate({0xFF10 + digit: str(digit) for digit in range(10)})
+
+
+def spelled(text: str) -> str:
+    """Return the text with its number words in digits: `twenty-one apples` is `21 apples`."""
+    return SPELLED.sub(lambda found: str(count_of(found[0])), text)
+
+
+def count_of(words: str) -> int:
+    """Return the value of number words such as `two thousand one hundred and five`."""
+    total = part = 0
+    for word in re.findall(r"\b(?!and\b)[a-z]+", words.lower()):
+        if SCALES.get(word, 0) > 100:
+            total, part = total + part * SCALES[word], 0
+        else:
+            part = part * SCALES[word] if word in SCALES else part + COUNTS[word]
+    return total + part
 
 
 def vulgar(found: re.Match[str]) -> str:

@@ -14,7 +14,6 @@ from tasks.grading.answers.marked import EAST, gold_boxed
 from tasks.grading.answers.numbers import NUMBER
 from tasks.grading.answers.spelling import clean, meaning
 
-MAX_FORMULA = 300  # characters of a completion that is one formula
 # words that may be part of a formula or an answer
 KEPT = FUNCTION_NAMES | set(units.COUNTS) | set(units.POWERS) | {
     "and", "per", "base", "mod", "arcsin", "arccos", "arctan", "sec", "csc", "cot", "sinh", "cosh",
@@ -22,16 +21,11 @@ KEPT = FUNCTION_NAMES | set(units.COUNTS) | set(units.POWERS) | {
 }  # fmt: skip
 EXTRACTION = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
 BESIDE_EAST = re.compile(rf"(?<=[{EAST}])(?=[-\d\\$(.])|(?<=[\d)$}}])(?=[{EAST}])")
-BETWEEN = rf"[^\w\s]?(?:{OR.pattern}|\s+[oó](?![^\W_])\s*)[^\w\s]?"
+BETWEEN = rf"(?:\s*[^\W\d_]{{1,15}}(?=\s))?[^\w\s]?(?:{OR.pattern}|\s+[oó](?![^\W_])\s*)[^\w\s]?"
 HEDGED = re.compile(NUMBER.pattern + BETWEEN + "$")
 HEDGE = re.compile(BETWEEN + NUMBER.pattern)
 MAX_MATCHES = 5
 MAX_TEXT = 8000  # characters at the end of a text that are searched for formulas
-SAID = re.compile(
-    r"(?:answer|result|solution)[\s*]*(?:is|are|:)[\s*]*:?(?P<words>[^\n]{1,200})"
-    r"|(?:答案|答え|정답|respuesta|réponse|antwort|ответ)[\s*]*(?:是|为|は|es|est|ist|:|：)*(?P<others>[^\n]{1,200})",
-    re.IGNORECASE,
-)
 
 
 def formulas(text: str) -> Iterator[str]:
@@ -58,12 +52,6 @@ def start_of(match: re.Match[str]) -> int:
     return min(match.start(name) for name, value in match.groupdict().items() if value)
 
 
-def stated_words(text: str) -> str | None:
-    """Return the words after the last phrase such as `the answer is`, or None."""
-    found = list(SAID.finditer(text[-MAX_TEXT:]))
-    return (found[-1]["words"] or found[-1]["others"]).strip(" .*。") if found else None
-
-
 def formula_of(match: re.Match[str]) -> str:
     """Return the formula in a match of one of math-verify's patterns, without words before it."""
     groups = match.groupdict()
@@ -76,24 +64,6 @@ def formula_of(match: re.Match[str]) -> str:
         value for name, value in groups.items() if name[:7] in ("integer", "decimal") and value
     )
     return number + ("%" if groups.get("percent") else "")
-
-
-FORMULA = re.compile(
-    r"[^a-zA-Z\\]*+(?:(?:\\(?:begin|end|text|mathrm|mbox|operatorname)\{[^{}\n]*\}|\\[a-zA-Z]++"
-    r"|\\[^a-zA-Z]|(?:sqrt|pi|sin|cos|tan|log|ln|exp|cm|or|and)(?![a-zA-Z])"
-    r"|[b-df-hj-np-tv-z]{0,2}[a-zA-Z](?![a-zA-Z]))[^a-zA-Z\\]*+)*+"
-)
-
-
-def is_formula(text: str) -> bool:
-    """Return whether a completion is one formula or number, without words around it."""
-    return (
-        0 < len(text) <= MAX_FORMULA
-        and "\n" not in text
-        and (FORMULA.fullmatch(text) is not None or units.number_of(clean(text)) is not None)
-        and not re.search(rf"[{EAST}]", text)
-        and re.search(r"[\w\\]", text) is not None
-    )
 
 
 # letters next to an operator are variables: abc + def

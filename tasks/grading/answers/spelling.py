@@ -42,6 +42,11 @@ TYPESETTING = [
         (r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
         (r"∛\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt[3]{\1\2}"),
         (r"∜\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt[4]{\1\2}"),
+        (  # plain syntax: 5*sin(x)
+            r"(?<![\\a-zA-Z])((?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|ln|log|exp)(?=\s*\()",
+            r"\\\1",
+        ),
+        (r"\\text\s*\{\s*\(([A-Z])\)\s*\}", r"\\text{\1}"),
         (r"∪", r"\\cup "),
         (r"∈", r"\\in "),
         (r"±", r"\\pm "),

@@ -32,6 +32,7 @@ NORMALIZATION = NormalizationConfig(
 )
 DECIMALS = 12  # precision of decimals inside sets, tuples and intervals
 DIGITS = 60  # of numeric evaluation
+MAX_DIGITS = 10_000  # more of them for a large number
 SAME = sympy.Float("1e-50")  # maximum relative difference of equal numbers, if one is irrational
 LAZY = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 LAZY_DIGITS = 20
@@ -241,6 +242,10 @@ def equal_numbers(gold: Any, given: Any, tolerance: Tolerance) -> bool | None:
     lazy = gold.has(*LAZY) or given.has(*LAZY)
     digits, least = (LAZY_DIGITS, LAZY_SAME) if lazy else (DIGITS, SAME)
     try:
+        if not lazy:  # the difference from a large number may be in its last digit
+            large = int(sympy.log(abs(exact(gold)), 10).evalf(5))
+            digits += min(max(large, 0), MAX_DIGITS)
+            least = SAME / sympy.Integer(10) ** (digits - DIGITS)
         first, second = (exact(value).evalf(digits, maxn=2 * digits) for value in (gold, given))
         size, gap = abs(first), abs(first - second)
         if not (size.is_Float or size.is_Integer) or not (gap.is_Float or gap.is_Integer):

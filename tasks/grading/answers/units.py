@@ -99,7 +99,9 @@ PART = re.compile(
     rf"(?:(?P<prefix>square|sq|cubic|cu|平方|立方)\.?\s*)?(?P<word>{WORD})\.?"
     r"\s*(?:\^?\s*\{?\s*(?P<power>-?[123])\s*\}?|(?P<raised>[²³]))?"
 )
-TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname|rm|textbf|mathbf)\s*\{([^{}]*)\}")
+TEXT = re.compile(
+    r"\\(?:text(?:rm|bf|it|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname|rm|emph)\s*\{([^{}]*)\}"
+)
 SPACE = re.compile(r"\\[ ,;:!]|~|\\q?quad|\$")
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])")
 TEMPERATURE = re.compile(

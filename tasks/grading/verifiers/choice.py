@@ -1,32 +1,41 @@
 r"""`choice`: a multiple-choice answer has the same letters as the gold, one or several, in any
 order (`AC`, `A, C`, `A and C`).
 
-Letters are searched for in the clearest place first: in a box or tag, after the last "answer" (or
-its equivalent in another language), at the start, and finally as the last isolated capital. Several
-letters count only in the first two places, after `both`, or before `are correct`. Not supported:
+Letters are searched for in the clearest place first: in a box or tag (`marked.final_answers`),
+after the last "answer" (or its equivalent in another language), at the start, and finally as the
+last isolated capitals, joined by `and` or commas. A later correction (`No, A`) counts, and a second
+letter that is right as well (`A is also right`) makes the answer wrong. Not supported:
 answers given as the text of an option instead of its letter."""
 
 import re
 
-from tasks.grading.answers.marked import EAST, marked_answers
+from tasks.grading.answers.forms import IS_WRONG
+from tasks.grading.answers.marked import EAST, final_answers
+from tasks.grading.answers.units import TEXT
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
 
-LETTER = r"(?<![\w'])[*_(\[]{0,4}(?:\\text\{ ?)?\(?([A-Z])(?![\w'])"
+LETTER = r"(?<![\w'])[*_(\[]{0,4}([A-Z])(?![\w'])"
 WORDS = (
     "answer|choice|option|antwort|respuesta|réponse|resposta|risposta|答案|故选|应选|ответ|回答|정답"
     "|答え"
 )
 SAID = re.compile(rf"(?:(?i:{WORDS}))[^\n]{{0,50}}?{LETTER}")
-MENTION = re.compile(r"(?i:option|choice)s?[\s*_(\[{]*(?:\\text\{ ?)?\(?")
+MENTION = re.compile(r"(?i:option|choice)s?[\s*_(\[{]*")
 RIGHT = re.compile(r"[*_)\].}]{0,4}\s+is\s+(?!not\b)(?:\w+\s+)?(?:correct|right|best|true)\b")
 IS_IT = re.compile(
     rf"{LETTER}[*_)\].}}]{{0,4}}\s+is\s+(?:therefore\s+|thus\s+)?the\s+"
     r"(?:(?:only|correct|right|best)\s+)*(?:answer|choice|option)\b"
 )
-SAID_SMALL = re.compile(rf"(?i:{WORDS})\s*(?:is|:)\s*[*(]{{0,3}}([a-j])[*).\s]*$")
-OR = r"[*_)\].]{0,4}\s*,?\s*(?:\bor\b|/|或者?|oder|ou|или)\s*[*_(\[]{0,4}"
+SAID_SMALL = re.compile(
+    rf"(?i:{WORDS})\s*(?:is|:)[*_(\s]*([a-j])(?:[*_]*[).,:;]*[*_]*(?:\s*$|\n)|[*_]*[).,:;]+[*_]*\s"
+    r"|\s+(?:because|since)\b)"
+)
+OR = (
+    r"[*_)\].]{0,4}\s*[,(]?\s*(?:\bor\b|/|或者?|oder|ou|или)\s*(?:(?:maybe|perhaps|even)\s+)?"
+    r"[*_(\[]{0,4}"
+)
 HEDGE = re.compile(rf"{OR}[A-J](?![\w'])")
 HEDGED = re.compile(rf"(?<![\w'])[A-J]{OR}$")
 DENIED = re.compile(
@@ -36,17 +45,20 @@ DENIED = re.compile(
     r"|\b(?:(?:eliminat|discard|reject)(?:e|es|ed|ing|s)?|rul(?:e|es|ed|ing)\s+out)"
     r"\s+(?:(?:option|choice|answer)s?\s+)?[*_(\[]*$"
 )
-CLAUSE = re.compile(r"[.!?;,]\s|(?<![\w'])[A-J](?![\w'])")  # limits of a denial
-NO = (
-    r"(?:not|never|wrong|incorrect|false|invalid|impossible|unlikely|out|ruled\s+out|eliminated"
-    r"|discarded|rejected)\b"
+# a letter that replaces the one before: No, A. Wait, it is A
+CORRECTED = re.compile(
+    r"(?i:\b(?:no|wait|sorry|actually|correction|oops|hmm+|rather|second thought|reflection"
+    r"|scratch that|i mean|mistake)\b)"
+    rf"[^\n]{{0,40}}?{LETTER}(?=[*_)\]]*(?:\s*$|[.,;!?\n]|\s+is\s+(?:the|right|correct)\b))"
 )
+ALSO = re.compile(  # another letter that is right as well
+    rf"\b(?:also(?:\s+be)?|so\s+is)\s+{LETTER}|(?<![\w'])([A-HJ])[*_)\]]*\s+(?:\w+\s+){{0,2}}?"
+    r"(?:(?:too|as\s+well)\b(?!\s+\w)|(?:also|equally)\s+(?:be\s+)?(?:right|correct|true|possible|valid"
+    r"|plausible|fine|works?|fits?|an?|the)\b)"
+)
+CLAUSE = re.compile(r"[.!?;,]\s|(?<![\w'])[A-J](?![\w'])")  # limits of a denial
 REJECTED = re.compile(
-    r"(?:[*_()\[\].,]{0,4}\s*(?:and|or|,)\s*[*_(\[]{0,4}[A-J](?![\w']))*[*_)\].}]{0,4}\s+"
-    r"(?:(?:(?:can|could|must|would|will|has\s+to)\s+)?(?:is|are|was|were|be|seems?|looks?)\s+"
-    rf"(?:both\s+|all\s+|also\s+|the\s+|an?\s+|\w+ly\s+)?{NO}"
-    r"|(?:is|are|was|were|does|do|did|ca|could|wo|would)n['’]t\b"
-    r"|(?:cannot|(?:can|could|does|do|did|will|would)\s+not)\b)"
+    rf"(?:[*_()\[\].,]{{0,4}}\s*(?:and|or|,)\s*[*_(\[]{{0,4}}[A-J](?![\w']))*[*_)\].}}]{{0,4}}{IS_WRONG}"
 )
 OPTION = re.compile(r"(?<![\w'.])[*_(\[]{0,4}([A-J])[*_]{0,2}[).:\]][*_]{0,2}(?!\s+is\b)\s*(?=\S)")
 OPTIONS = re.compile(r"(?i)(?:answer )?(?:choice|option)s")
@@ -54,12 +66,11 @@ BESIDE_EAST = re.compile(rf"(?<=[{EAST}])(?=[A-J])|(?<=[A-J])(?=[{EAST}])")
 STARTS = re.compile(rf"\s*{LETTER}(?:[.,:)*\n]|\s*$)")
 ALONE = re.compile(rf"{LETTER}(?=[.,:;)\]*\s!?]|$)")
 WORD = re.compile(r" (?!is\b|because\b)[a-z]")  # after an A or an I that is not an option
-ONLY = re.compile(r"[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?([A-Za-z])[\W_]*")
+ONLY = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
 LABEL = r"(?![A-J][)\]][*_]{0,2}\s+(?!and)[A-J](?![)\]]))"  # not the D of `(D) A and C`
-LABELLED = re.compile(r"[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?([A-J])[).:\]][*_]{0,2}\s")
+LABELLED = re.compile(r"[\W_]*(?:([A-J])[*_]{0,2}[).:\]*_]+|([a-j])[)\]]+)\\?\s")
 SEVERAL = re.compile(
-    rf"(?i)[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?(?P<letters>{LABEL}[A-J]"
-    r"(?:[\s,;&、和()]|and|\\text|[{}])*(?:(?:[\s,;&、和()]|and|\\text|[{}])*[A-J])+)[\W_]*"
+    rf"(?i)[\W_]*(?P<letters>{LABEL}[A-J](?:(?:[\s,;&、和(){{}}]|and)*[A-J])+)[\W_]*"
 )
 LETTERS = (
     rf"(?P<letters>{LABEL}[A-J]"
@@ -73,13 +84,13 @@ SAID_PLURAL = re.compile(
     rf"(?P<named>(?i:options|choices|answers)\s+)?(?<![\w'])[*_(\[]{{0,4}}{LETTERS}"
     r"(?:(?(named)[\W_]*$|(?!))|[\W_]+are\s+(?:both\s+|all\s+)?(?:correct|right|true)\b)"
 )
-BOTH = re.compile(rf"(?i:both)\s+(?:(?:option|choice|answer)s\s+)?[*_(\[]{{0,4}}{LETTERS}(?![\w'])")
+LIST = re.compile(rf"(?<![\w'])[*_(\[]{{0,4}}{LETTERS}")
 
 
 def verify(completion: str, answer: str) -> Verdict:
     """Return `correct`, `wrong`, or `unparsed` if no letter is found. A gold without letters is an
     `error`."""
-    gold = letters_of(answer[:100])
+    gold = letters_of(answer[:100]) or label_of(answer)
     if gold is None:
         return Verdict("error", f"the gold answer {answer[:80]!r} is not one letter, nor several")
     given = find_letters(completion)
@@ -90,27 +101,42 @@ def verify(completion: str, answer: str) -> Verdict:
 
 def letters_of(text: str) -> str | None:
     """Return the letters, in capitals, of a text that only lists letters of options; else None."""
+    text = TEXT.sub(r"\1", text)
     if only := ONLY.fullmatch(text):
         return only[1].upper()
     several = SEVERAL.fullmatch(text)
     return capitals(several["letters"]) if several else None
 
 
+def label_of(text: str) -> str | None:
+    """Return the letter before the text of an option (`(B) Paris`), in capitals, or None."""
+    found = LABELLED.match(TEXT.sub(r"\1", text))
+    return (found[1] or found[2]).upper() if found else None
+
+
 def capitals(text: str) -> str | None:
     """Return the letters of a list of capitals; None if a letter repeats, as in a word."""
-    letters = re.sub(r"and|\\text|[^a-jA-J]", "", text).upper()
+    letters = re.sub(r"and|[^a-jA-J]", "", text).upper()
     return letters if len(set(letters)) == len(letters) else None
+
+
+def canonical_completion(answer: str) -> str:
+    """Return the gold's letters, or the gold if it has none."""
+    return letters_of(answer) or label_of(answer) or answer
 
 
 def find_letters(text: str) -> str | None:
     """Return the letters that the text states as its answer, or None."""
-    text = BESIDE_EAST.sub(" ", text)
-    marked = ", ".join(marked_answers(text))
+    text = TEXT.sub(r"\1", BESIDE_EAST.sub(" ", text))
+    answers = final_answers(text, lambda value: bool(letters_of(value) or label_of(value)))
+    if answers is None:
+        return None
+    marked = ", ".join(answers)
     for place in (marked, text.strip()):
         if len(place) < 100 and (found := letters_of(place)):
             return found
-    if labelled := LABELLED.match(marked):
-        return labelled[1]
+    if labelled := label_of(marked):
+        return labelled
     said = list(SAID_SEVERAL.finditer(text)) or list(SAID_PLURAL.finditer(text))
     if said and (found := capitals(said[-1]["letters"])):
         return found
@@ -135,8 +161,8 @@ def find_letter(text: str) -> str | None:
         return with_hedge(text, is_it[-1])
     if stated or said:
         return with_hedge(text, (stated or said)[-1])
-    if small := SAID_SMALL.search(text[-100:]):
-        return small[1].upper()
+    if small := list(SAID_SMALL.finditer(text)):
+        return small[-1][1].upper()
     start = STARTS.match(text)
     if start and start.start(1) not in listed and not denied(text, start):
         return with_hedge(text, start)
@@ -149,8 +175,14 @@ def find_letter(text: str) -> str | None:
     ]
     if not alone:
         return None
-    both = [found for found in BOTH.finditer(text) if found.end() >= alone[-1].end(1)]
-    return capitals(both[0]["letters"]) if both else with_hedge(text, alone[-1])
+    # `A and C, B is right` does not list three
+    lists = [
+        found
+        for found in LIST.finditer(text)
+        if found.end() >= alone[-1].end(1) and not re.search("and.*,", found["letters"])
+    ]
+    several = capitals(lists[0]["letters"]) if lists else None
+    return several or with_hedge(text, alone[-1])
 
 
 def options(text: str) -> set[int]:
@@ -172,12 +204,23 @@ def denied(text: str, found: re.Match[str]) -> bool:
     """Return whether a letter is ruled out as an answer: `not A`, `A is wrong`."""
     start = min(found.start(), max(found.start(1) - 20, 0))
     clause = CLAUSE.split(text[start : found.start(1)])[-1]
-    return DENIED.search(clause) is not None or REJECTED.match(text, found.end(1)) is not None
+    return DENIED.search(clause) is not None or is_rejected(text, found)
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
-    """Return the letter. If the text hedges (`A or B`), append a `?`, which makes it wrong."""
-    hedge = HEDGE.match(text, found.end(1)) or HEDGED.search(
-        text[max(found.start(1) - 20, 0) : found.start(1)]
+    """Return the letter, or the last one that the text then corrects it to. If the text hedges (`A
+    or B`, `A is also right`), append a `?`, which makes it wrong."""
+    later = [one for one in CORRECTED.finditer(text, found.end(1)) if not denied(text, one)]
+    found = later[-1] if later else found
+    others = (one[one.lastindex or 0] for one in ALSO.finditer(text) if not is_rejected(text, one))
+    hedge = (
+        HEDGE.match(text, found.end(1))
+        or HEDGED.search(text[max(found.start(1) - 20, 0) : found.start(1)])
+        or any(other != found[1] for other in others)
     )
     return found[1] + ("?" if hedge else "")
+
+
+def is_rejected(text: str, found: re.Match[str]) -> bool:
+    """Return whether a letter is called wrong: `A is wrong`."""
+    return REJECTED.match(text, found.end(found.lastindex or 0)) is not None

@@ -1,13 +1,14 @@
 r"""`math`: the completion's answer is mathematically equal to the gold.
 
-The answer is the last box (boxes joined only by `and`, `or` or `,` are one answer) or `<answer>`
-tag, whichever comes later; else the text after `####` or "the answer is"; else the last formula or
-number. `tasks.grading.answers.equality` decides equality: numbers exactly, units if both are known,
-words letter by letter, everything else by the library math-verify. Golds may list several answers
-or contain a tolerance (`tasks.grading.answers.golds`).
+The answer is the last box (boxes joined only by `and`, `or` or `,` are one answer), `<answer>` tag
+or `####` (see `marked.final_answers`); else the text after "the answer is"; else the last formula
+or number. `tasks.grading.answers.equality` decides equality: numbers exactly, units if both are
+known, words letter by letter, everything else by the library math-verify. Golds may list several
+answers or contain a tolerance (`tasks.grading.answers.golds`).
 
 Settings: `dialect` is the notation of the golds, `latex` or `sympy` (`2*pi*sqrt(3)`, `x**2`;
-nothing is executed); `relative_tolerance` is for measured quantities; null compares exactly."""
+nothing is executed); `relative_tolerance` is for measured quantities; null compares exactly;
+`words` reads number words as numbers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tasks.grading.answers import equality, running_text
-from tasks.grading.answers.forms import is_word
+from tasks.grading.answers.asked import is_computed
+from tasks.grading.answers.forms import is_doubted, is_word
 from tasks.grading.answers.golds import read_gold
-from tasks.grading.answers.marked import marked_answers
-from tasks.grading.answers.numbers import Tolerance
+from tasks.grading.answers.marked import final_answers, is_formula, statement
+from tasks.grading.answers.numbers import Tolerance, spelled
 from tasks.grading.answers.units import TEXT
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import math_verify
@@ -49,9 +51,12 @@ def verify(
     *,
     dialect: Dialect = "latex",
     relative_tolerance: float | None = None,
+    words: bool = False,
 ) -> Verdict:
     """Return `correct`, `wrong`, or `unparsed` if no answer is found. An unreadable gold is an
     `error`."""
+    if words:
+        completion, answer = spelled(completion), spelled(answer)
     gold = read_gold(answer, relative_tolerance)
     for text in gold.answers:
         if not equality.readable(text, dialect):
@@ -60,7 +65,9 @@ def verify(
     for given in candidates(completion, gold.answers):
         same = compare(gold.answers, gold.all_of_them, given, gold.tolerance, dialect)
         if same is not None:
-            return Verdict("correct" if same else "wrong", given.strip())
+            doubted = is_doubted(given) and not any(map(is_doubted, gold.answers))
+            right = same and not doubted and is_computed(given, gold.answers)
+            return Verdict("correct" if right else "wrong", given.strip())
         verdict = Verdict("unparsed", given.strip())
     return verdict
 
@@ -102,7 +109,10 @@ def compare(
 
 def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
     """Yield possible answers, the most likely first; the first readable one counts."""
-    marked = [unwrapped(answer) for answer in marked_answers(completion)]
+    found = final_answers(completion)
+    if found is None:
+        return
+    marked = [unwrapped(answer) for answer in found]
     words = any(is_word(gold) for gold in golds)
     if marked and (words or not any(map(running_text.is_prose, marked))):
         yield ", ".join(marked)
@@ -110,10 +120,10 @@ def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
     if marked:
         completion = "\n".join(marked)
     whole = completion.strip()
-    said = running_text.stated_words(whole)
+    said = statement(whole[-running_text.MAX_TEXT :], bool)
     if said and (words or OPTION.fullmatch(said)):
         yield said
-    if running_text.is_formula(whole) or words:
+    if is_formula(whole) or words:
         yield whole
     # the result of a derivation in running text is its last side
     values = not any("=" in gold for gold in golds)
