@@ -1,5 +1,6 @@
 """How far our verifiers agree with other projects' graders: a table of policy, cases and agreement,
-and every disagreement.
+and every disagreement; then, for each file of labelled completions, how many of the right and of
+the wrong ones are accepted.
 
     WINNOW_REAL_DATA=../shared/data python -m tests.bench.agreement
 
@@ -11,7 +12,7 @@ If we refuse a gold as unreadable, we agree with a grader that gives no marks fo
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ CONFIGURED: dict[str, dict[str, Any]] = {
         "verifier": "math",
         "pattern": r"(?s).*</(?:think|REASONING_END)>(.*)",
     },
+    "numeric_of_all": {"method": "numeric", "after_think": False},
     "math_of_all": {"method": "math", "after_think": False},
     "math_in_answer": {
         **PART,
@@ -148,6 +150,47 @@ def answer_of(case: dict[str, Any], verifier: str) -> Answer:
     return Answer(verifier, completion, text, False)
 
 
+def labelled(folder: Path) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
+    """Yield the name of each file of labelled completions, with (completion, gold, label)."""
+    name = "gsm8k_openai_model_solutions.jsonl"
+    solved = [
+        (part["solution"], row["ground_truth"], part["is_correct"])
+        for row in read(folder / name)
+        for part in row.values()
+        if isinstance(part, dict)
+    ]
+    yield name, solved
+    name = "pods_labelled_completions.jsonl"
+    yield name, [(row["completion"], row["gold"], row["correct"]) for row in read(folder / name)]
+    name = "qwen25math_math100x8.jsonl"
+    rows = read(folder / name)
+    pairs = [
+        (row, text, label)
+        for row in rows
+        for text, label in zip(row["code"], row["score"], strict=True)
+    ]
+    yield name, [(text, str(row["gt"]), label) for row, text, label in pairs]
+
+
+def print_labelled(folder: Path) -> None:
+    """Print the verdicts of `numeric` and `math`, of all text and of that after the reasoning."""
+    names = ("numeric", "numeric_of_all", "math", "math_in_answer", "hendrycks")
+    print(f"{'labelled completions':36} verifier        right accepted  wrong accepted")
+    with Grader(Verify(2, 20.0, 4.0, 1.0, CONFIGURED)) as grader:
+        for file, rows in labelled(folder):
+            for name in names:
+                verdicts = grader.grade([Answer(name, text, gold, False) for text, gold, _ in rows])
+                counts = Counter(
+                    (label, verdict.outcome == "correct")
+                    for (_, _, label), verdict in zip(rows, verdicts, strict=True)
+                )
+                print(
+                    f"{file:36} {name:14} {counts[True, True] + counts[True, False]:6} "
+                    f"{counts[True, True]:8} {counts[False, True] + counts[False, False]:6} "
+                    f"{counts[False, True]:8}"
+                )
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -168,6 +211,7 @@ def main() -> None:
         for case, agrees, results_in_words in compared:
             if not agrees:
                 print(f"    {case}: {results_in_words}")
+    print_labelled(Path(os.environ["WINNOW_REAL_DATA"]) / "rollouts")
 
 
 if __name__ == "__main__":
