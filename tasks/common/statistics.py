@@ -77,7 +77,7 @@ def bootstrap_interval(
     If all values are equal, return `equal_interval`."""
     values_P = np.asarray(values, dtype=np.float64)
     num_prompts = len(values_P)
-    if len(np.unique(values_P.round(12))) == 1:  # equal up to rounding
+    if is_equal(values_P):
         return equal_interval(float(values_P[0]), num_prompts, bounds)
     step = max(1, DRAWN // num_prompts)
     means = [
@@ -147,7 +147,7 @@ def crossed_interval(values_SP: npt.ArrayLike, bounds: tuple[float, float]) -> t
     differ, else too wide (Owen, Annals of Applied Statistics 1, 2007)."""
     values = np.asarray(values_SP, dtype=np.float64)
     mean = float(values.mean())
-    if len(np.unique(values.round(12))) == 1:
+    if is_equal(values):
         return equal_interval(mean, values.shape[1], bounds)
     variance, freedom = variance_of(noise_of(values[None]), np.ones((1, 1)))
     half = float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, freedom[0]) * np.sqrt(variance[0]))
@@ -182,6 +182,18 @@ def equal_interval(value: float, num: int, bounds: tuple[float, float]) -> tuple
     Wilson's upper limit for 0 of `num`. For 0 or 1 in [0, 1] this is Wilson's interval."""
     others = float(wilson_interval(0, num)[1])
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
+
+
+def is_equal(values: Floats) -> bool:
+    """Return whether all values are equal up to rounding."""
+    return len(np.unique(values.round(12))) == 1
+
+
+def equal_times(num: int) -> float:
+    """Return by which factor `num` equal differences must grow for a half width of one percentage
+    point: that of `equal_interval` in [-1, 1] is z^2 / (n + z^2), not a square root."""
+    others = float(wilson_interval(0, num)[1])
+    return others / (1 - others) * (1 - POINT) / POINT
 
 
 def half_width(

@@ -18,6 +18,8 @@ from tasks.common.statistics import (
     POINT,
     bootstrap_interval,
     crossed_interval,
+    equal_times,
+    is_equal,
     noise_of,
     times_for_a_point,
     with_power,
@@ -88,20 +90,19 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
     differences_SP = mine_SP - other_SP
     bounds, rng = (-1.0, 1.0), np.random.default_rng(0)
     is_crossed = len(mine) > 1 and len(graded) > 1
+    values = differences_SP if is_crossed else differences_SP.mean(0)
     if is_crossed:
-        low, high = crossed_interval(differences_SP, bounds)
-        noise = noise_of(differences_SP[None])
-        times, shows = times_for_a_point(noise), with_power((high - low) / 2, noise)
+        low, high = crossed_interval(values, bounds)
     else:
-        differences_P = differences_SP.mean(0)
-        low, high = bootstrap_interval(differences_P, paired.num_bootstrap, rng, bounds=bounds)
-        times, shows = ((high - low) / 2 / POINT) ** 2, with_power((high - low) / 2)
+        low, high = bootstrap_interval(values, paired.num_bootstrap, rng, bounds=bounds)
+    half, noise = (high - low) / 2, noise_of(values[None]) if is_crossed else None
+    times = times_for_a_point(noise) if noise else (half / POINT) ** 2
     return {
         "mean": float(differences_SP.mean()),
         "low": low,
         "high": high,
-        "shows": shows,
-        "times": times,
+        "shows": with_power(half, noise),
+        "times": equal_times(len(graded)) if is_equal(values) else times,
         "num_prompts": len(graded),
         "num_seeds": len(mine),
         "over": "seeds and prompts" if is_crossed else "prompts",

@@ -130,3 +130,13 @@ def test_other_test_prompts_are_refused(layout: Layout) -> None:
     evidence = read_evidence(layout, ONE_SEED)
     with pytest.raises(ArtifactError, match="sgpo/0 was evaluated on other test prompts"):
         pair(evidence, 10)
+
+
+@pytest.mark.parametrize("mine", [["b/0"], ["b/0", "b/1"]])
+def test_equal_differences_need_as_many_prompts_as_their_interval_states(mine: list[str]) -> None:
+    """Of n prompts up to z**2 / (n + z**2) may differ: .01 from 99 * 1.96**2 = 380.3 prompts on."""
+    table = pl.DataFrame({"prompt_id": [f"t{index}" for index in range(20)]})
+    columns = {name: pl.lit(0.3) for name in ("a/0", "a/1", "b/0", "b/1")}
+    other = [name.replace("b", "a") for name in mine]
+    found = difference(Paired(table.with_columns(**columns), 50), mine, other)
+    assert found["times"] == pytest.approx(380.3 / 20, rel=1e-4)
