@@ -33,10 +33,14 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
     seeds = "one seed, without training noise" if is_one else f"{found['num_seeds']} seeds"
     sure = f"95 % interval over {found['over']}, {seeds}: {points_words(found)}"
     if is_apart(found):
-        word = "more" if points > 0 else "fewer"
+        word, less = "more" if points > 0 else "fewer", ""
+        if (times := times_less(summary)) is not None:
+            what = "fewer rollouts" if budget_account(budget) == "rollouts" else "less compute"
+            end = f"for what `{reference}` ends with"
+            less = f"; on validation it needed {times:.1f} times {what} {end}"
         return (
             f"{start} `{chosen}` reaches {reached(mine)}, {abs(points):.1f} points {word} than "
-            f"`{reference}` ({sure}){less_compute(summary, budget)}."
+            f"`{reference}` ({sure}){less}."
         )
     return (
         f"{start} there is no significant difference: `{chosen}` reaches {reached(mine)} and "
@@ -74,15 +78,6 @@ def times_less(summary: Mapping[str, Any]) -> float | None:
     times = summary["points"][chosen][-1]["times_less"]["times"]
     is_told = is_apart(summary["recipes"][chosen]["differences"]["reference"])
     return float(times) if is_told and times is not None and times > 1.0 else None
-
-
-def less_compute(summary: Mapping[str, Any], budget: Budget | None) -> str:
-    """Return the result of `times_less` in words; an empty string for None."""
-    if (times := times_less(summary)) is None:
-        return ""
-    less = "fewer rollouts" if budget_account(budget) == "rollouts" else "less compute"
-    end = f"for what `{summary['reference']}` ends with"
-    return f"; on validation it needed {times:.1f} times {less} {end}"
 
 
 def to_resolve(found: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tasks.common.artifacts import PROFILE, Layout
@@ -66,11 +68,15 @@ def read_rounds(before: Sequence[Path], results: Results) -> list[Round]:
 
 
 def read_round(number: int, layout: Layout, card: Json, after: Json) -> Round:
-    """Read an earlier round. `card` is that of its initial policy, `after` that of the kept one."""
+    """Read an earlier round. `card` is that of its initial policy, `after` that of the kept one.
+    Raise ArtifactError for a leaderboard whose digest differs from that in the summary."""
     cell = cell_of(after["source"])
     path = layout.report / "summary.json"
     summary = read_checked(path)
-    rows = read_rows(layout.report / "leaderboard.json", summary)
+    board = layout.report / "leaderboard.json"
+    if digest_file(board) != summary["digests"][board.name]:
+        raise ArtifactError(f"{board} is damaged, or was edited. {how_to_restore(board)}")
+    rows: list[Row] = read_json(board)
     kept = row_of(rows, cell, str(layout.report))
     require_same(path, f"policy of {cell}", summary["policies"][cell], after["digest"])
     is_champion = summary["champion"] and name_of(summary["champion"]) == cell
@@ -83,14 +89,6 @@ def read_round(number: int, layout: Layout, card: Json, after: Json) -> Round:
         "champion" if is_champion else "by name",
         PROFILE.read(layout.profile / "profile.parquet"),
     )
-
-
-def read_rows(path: Path, summary: Mapping[str, Any]) -> list[Row]:
-    """Read a leaderboard. Raise ArtifactError if its digest differs from that in the summary."""
-    if digest_file(path) != summary["digests"][path.name]:
-        raise ArtifactError(f"{path} is damaged, or was edited. {how_to_restore(path)}")
-    rows: list[Row] = read_json(path)
-    return rows
 
 
 def cell_of(source: str) -> str:
@@ -122,9 +120,14 @@ def cumulative(rounds: Sequence[Round], account: str) -> list[float]:
 
 def kinds(profile: pl.DataFrame) -> list[int]:
     """Return the number of prompts of each of KINDS, by their pass rates in a profile."""
-    classes = class_of(profile["pass_rate"].drop_nulls())
-    never, always = int((classes == 0).sum()), int((classes == len(CLASSES) - 1).sum())
-    return [never, len(classes) - never - always, always, len(profile) - len(classes)]
+    places = kind_places(profile["pass_rate"].drop_nulls())
+    return [*map(int, np.bincount(places, minlength=3)), len(profile) - len(places)]
+
+
+def kind_places(rates: pl.Series) -> npt.NDArray[np.int64]:
+    """Return the index into KINDS of each pass rate."""
+    classes = class_of(rates)
+    return np.where(classes == 0, 0, np.where(classes == len(CLASSES) - 1, 2, 1))
 
 
 def summary_of(rounds: Sequence[Round]) -> list[dict[str, Any]]:
@@ -137,15 +140,13 @@ def summary_of(rounds: Sequence[Round]) -> list[dict[str, Any]]:
             "source": one.source,
             "initial": {key: one.initial[key] for key in keys},
             "kept": {
-                "recipe": one.kept["recipe"],
-                "seed": one.kept["seed"],
+                **{key: one.kept[key] for key in ("recipe", "seed")},
                 "why": one.why,
                 **{key: one.kept[key] for key in keys},
             },
             "flops": {
                 account: {
-                    "profile": one.kept[f"flops_{account}"]["profile"],
-                    "total": one.kept[f"flops_{account}"]["total"],
+                    **{part: one.kept[f"flops_{account}"][part] for part in ("profile", "total")},
                     "cumulative": spent[account][place],
                 }
                 for account in COMPARED

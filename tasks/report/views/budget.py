@@ -24,23 +24,22 @@ def advise(fits: Fits) -> dict[str, list[Advice]]:
     """Return the advice at each of NUM_BUDGETS budgets, by axis. The draws are always the same."""
     found = {}
     for axis in AXES:
-        curves = {recipe: of[axis] for recipe, of in fits.items()}
-        most = max(float(fitted.curve.flops[-1]) for fitted in curves.values())
+        curves = {recipe: of[axis].curve for recipe, of in fits.items()}
+        most = max(float(curve.flops[-1]) for curve in curves.values())
         budgets = most * np.arange(1, NUM_BUDGETS + 1) / NUM_BUDGETS
         rng = np.random.default_rng(0)
-        values = {
-            # draws in rows, budgets in columns
-            recipe: rng.permutation([draw.at(budgets) for draw in fitted.draws])
-            for recipe, fitted in curves.items()
+        # draws in rows, budgets in columns
+        drawn = {
+            recipe: rng.permutation([draw.at(budgets) for draw in of[axis].draws])
+            for recipe, of in fits.items()
         }
-        starts = {recipe: float(fitted.curve.flops[0]) for recipe, fitted in curves.items()}
-        fitted_at = {recipe: fitted.curve.at(budgets) for recipe, fitted in curves.items()}
+        began = {recipe: float(curve.accuracy[0]) for recipe, curve in curves.items()}
         found[axis] = [
             advice_at(
                 float(budget),
-                {name: float(fitted_at[name][place]) for name in curves if starts[name] < budget},
-                {name: values[name][:, place] for name in curves},
-                {name: float(fitted.curve.accuracy[0]) for name, fitted in curves.items()},
+                {name: float(c.at(budget)) for name, c in curves.items() if c.flops[0] < budget},
+                {name: values[:, place] for name, values in drawn.items()},
+                began,
             )
             for place, budget in enumerate(budgets)
         ]

@@ -193,11 +193,9 @@ def compute_parts(results: Results) -> Chart:
         for recipe, index in results.colours.items():
             mine = [row for row in rows if row["recipe"] == recipe]
             ys = [escape(name_of(row)) for row in mine]
-            for part in mine[0][f"flops_{account}"]:
-                if part == "total":
-                    continue
+            for part, share in PART_SHARE.items():
                 xs = [row[f"flops_{account}"][part] / size for row in mine]
-                hue = colour(index, PART_SHARE[part])
+                hue = colour(index, share)
                 hover = f"%{{y}}: {PART_WORDS[part]} %{{x:.4~g}} {unit_name}"
                 traces.append(bars(part, xs, ys, hue, hover, group=recipe, orientation="h"))
         layout = {"barmode": "stack", **rows_layout([name_of(row) for row in rows])}

@@ -8,12 +8,11 @@ from string import Template
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from tasks.report.curves import COMPARED, axis_words, unit
 from tasks.report.paired import CLASSES, class_of
 from tasks.report.results import name_of
-from tasks.report.rounds import KINDS, Round, cumulative, kinds
+from tasks.report.rounds import KINDS, Round, cumulative, kind_places, kinds
 from tasks.report.views.charts import Chart, Trace, bars, chart, dots, line, variant
 from tasks.report.views.tables import html_table, unit_words
 
@@ -98,12 +97,6 @@ def moves_table(rounds: Sequence[Round]) -> str:
             body.append([f"{before.number} → {after.number}", kind, *(f"{n:,}" for n in became)])
     heads = [f"now {kind}" for kind in KINDS[:3]]
     return html_table(["rounds", "was", *heads], body)
-
-
-def kind_places(rates: pl.Series) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the index into KINDS of each pass rate."""
-    classes = class_of(rates)
-    return np.where(classes == 0, 0, np.where(classes == len(CLASSES) - 1, 2, 1))
 
 
 def charts(rounds: Sequence[Round], colours: Mapping[str, int]) -> dict[str, Chart]:

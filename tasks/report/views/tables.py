@@ -25,21 +25,16 @@ HEADERS = (
     "rollouts",
     *COMPARED,
 )
-# above the differences
-DIFFERENCES = (
-    "Differences of pass@1 in points, paired by test prompt (95 % intervals are over {resampled}):"
-)
-# above the results at equal compute
-POINTS = (
-    "Validation accuracy at shares of the run; times less compute to what {reference} has there:"
-)
+Captioned = tuple[str, list[tuple[str, ...]]]
+"""A caption, and the rows of a table: the first contains headers, the first column recipes."""
 
 
 def text_table(results: Results) -> str:
     """Return the leaderboard for a terminal, then notes on its columns, the paired differences, and
     the results at equal compute."""
-    rows, summary = results.rows, results.summary
+    rows = results.rows
     size, unit_name = flops_unit(rows)
+    below = (differences(results.summary), points_at_shares(results.summary))
     lines = [
         *aligned([HEADERS, *(leader_cells(row, size) for row in rows)]),
         "",
@@ -49,14 +44,7 @@ def text_table(results: Results) -> str:
         "* profiling included (charged to recipes that read the profile); validation and "
         "evaluation are not",
         *other_generation(rows),
-        "",
-        DIFFERENCES.format(resampled=resampled(summary)),
-        "",
-        *aligned(difference_cells(summary)),
-        "",
-        POINTS.format(reference=summary["reference"]),
-        "",
-        *aligned(point_cells(summary)),
+        *(line for words, cells in below for line in ("", words, "", *aligned(cells))),
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n\n"
 
@@ -76,9 +64,9 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the headers and one row per recipe, the best first: the percentage points by which its
-    pass@1 exceeds that of the reference, the champion (if any) and the initial policy."""
+def differences(summary: Mapping[str, Any]) -> Captioned:
+    """Return a row per recipe, the best first: the percentage points by which its pass@1 exceeds
+    that of the reference, the champion (if any) and the initial policy."""
     champion = summary["champion"]
     headers = {"reference": f"over {summary['reference']}"}
     if champion:
@@ -90,12 +78,17 @@ def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (name, *(difference_words(recipes[name]["differences"][key]) for key in headers))
         for name in ranked
     ]
-    return [("recipe", *headers.values()), *body]
+    over = recipes[ranked[0]]["differences"]["initial"]["over"]
+    caption = (
+        f"Differences of pass@1 in points, paired by test prompt (95 % intervals are over {over}):"
+    )
+    return caption, [("recipe", *headers.values()), *body]
 
 
-def point_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the headers and one row for each recipe and share of the run (`report.points`)."""
-    headers = ("recipe", "share", "validation", f"over {summary['reference']}", "times less")
+def points_at_shares(summary: Mapping[str, Any]) -> Captioned:
+    """Return a row for each recipe and share of the run (`report.points`)."""
+    reference = summary["reference"]
+    headers = ("recipe", "share", "validation", f"over {reference}", "times less")
     rows = [
         (
             recipe,
@@ -107,7 +100,11 @@ def point_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
         for recipe, points in summary["points"].items()
         for point in points
     ]
-    return [headers, *rows]
+    caption = (
+        f"Validation accuracy at shares of the run; times less compute to what {reference} has "
+        "there:"
+    )
+    return caption, [headers, *rows]
 
 
 def times_words(found: Mapping[str, float | None] | None) -> str:
@@ -121,12 +118,6 @@ def times_words(found: Mapping[str, float | None] | None) -> str:
 def difference_words(found: Difference | None) -> str:
     """Return a difference in percentage points with its interval; a dash if there is none."""
     return "–" if found is None else f"{points(found['mean'], '+')} ({points_words(found)})"
-
-
-def resampled(summary: Mapping[str, Any]) -> str:
-    """Return what the intervals of the differences resample: prompts, or seeds and prompts."""
-    words = {recipe["differences"]["initial"]["over"] for recipe in summary["recipes"].values()}
-    return str(words.pop())
 
 
 def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:
@@ -206,19 +197,8 @@ def leaderboard_table(results: Results) -> str:
     return html_table(headers, body, raw=1) + paragraphs
 
 
-def differences_table(results: Results) -> str:
-    words = DIFFERENCES.format(resampled=resampled(results.summary))
-    return captioned(results, words, difference_cells(results.summary))
-
-
-def points_table(results: Results) -> str:
-    words = POINTS.format(reference=results.summary["reference"])
-    return captioned(results, words, point_cells(results.summary))
-
-
-def captioned(results: Results, words: str, cells: Sequence[Sequence[str]]) -> str:
-    """Return a table under a caption. The first row contains headers, the first column recipes."""
-    headers, *body = cells
+def captioned_table(results: Results, table: Captioned) -> str:
+    words, (headers, *body) = table
     marked = [[mark(results, recipe), *rest] for recipe, *rest in body]
     return f"<p>{escape(words)}</p>" + html_table(headers, marked, raw=1)
 
