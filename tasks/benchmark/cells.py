@@ -171,7 +171,7 @@ def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
     flops = read_checked(out / "flops.json")
     forecast = read_checked(layout.plan(cell.recipe, cell.seed) / "forecast.json")
     rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
-    profiled = read_checked(layout.profile / "flops.json") if forecast["reads_profile"] else None
+    num_profiled, profile_flops, profile_time = 0.0, dict.fromkeys(ACCOUNTS, 0.0), Seconds()
     train = recipes.recipe(cell.params, cell.recipe)["train"]
     parameters, time_of = read_checked(layout.policy_card)["num_matmul_parameters"], DeviceTime()
     passes = passes_of(train, PROMPTS.read(layout.prompts("train")), parameters)
@@ -180,22 +180,20 @@ def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
     if not passes.num_scorings and not passes.reference:  # so replay or a judge scored
         num_tokens = flops["charged"]["score"] / (2.0 * parameters)
         seconds += Seconds(score=scoring_seconds(num_tokens, rollouts, time_of))
+    if forecast["reads_profile"]:
+        profiled = read_checked(layout.profile / "flops.json")
+        num_profiled = profiled["rollouts"]["profile"]
+        profile_flops = {name: profiled[name]["profile"] for name in ACCOUNTS}
+        samples = ROLLOUTS.read_columns(layout.profile / "rollouts.parquet", LENGTHS)
+        profile_time = profile_seconds(samples, time_of)
     line: Line = {
         "validation": float(CURVE.read(out / "curve.parquet")["accuracy"][-1]),
         "rollouts": flops["rollouts"]["generate"],
         "flops": {name: sum(flops[name][phase] for phase in TRAINING) for name in ACCOUNTS},
-        "rollouts_profile": profiled["rollouts"]["profile"] if profiled else 0.0,
-        "flops_profile": {
-            name: profiled[name]["profile"] if profiled else 0.0 for name in ACCOUNTS
-        },
+        "rollouts_profile": num_profiled,
+        "flops_profile": profile_flops,
         "device_seconds": parts_of(seconds),
-        "device_seconds_profile": parts_of(
-            profile_seconds(
-                ROLLOUTS.read_columns(layout.profile / "rollouts.parquet", LENGTHS), time_of
-            )
-            if profiled
-            else Seconds()
-        ),
+        "device_seconds_profile": parts_of(profile_time),
     }
     if cell.measures == "test":
         run_stage("evaluate", dict(cell.params), layout, cell.recipe, cell.seed)
@@ -301,11 +299,7 @@ def scoring_seconds(num_tokens: float, rollouts: pl.DataFrame, time_of: DeviceTi
 
 def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
     """Return the modelled seconds to sample a profile: one wave, and one prefill per prompt."""
-    factor = LENGTH_FACTOR
-    prompts, completions = (
-        (rollouts[f"{name}_tokens"].to_numpy() * factor).astype(np.int64)
-        for name in ("prompt", "completion")
-    )
+    prompts, completions = map(scaled, (rollouts[name] for name in LENGTHS[1:]))
     once = rollouts["sample_index"].to_numpy() == 0
     return Seconds(
         decode=wave_of(prompts, completions, time_of), prefill=time_of.read(prompts[once])
@@ -314,11 +308,11 @@ def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
 
 def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
     """Return the rollouts' prompt and completion lengths, [B] each, times LENGTH_FACTOR."""
-    lengths = (rows["prompt_tokens"], rows["token_ids"].list.len())
-    prompts, completions = (
-        (column.to_numpy() * LENGTH_FACTOR).astype(np.int64) for column in lengths
-    )
-    return prompts, completions
+    return scaled(rows["prompt_tokens"]), scaled(rows["token_ids"].list.len())
+
+
+def scaled(lengths: pl.Series) -> "np.ndarray[Any, Any]":
+    return np.asarray((lengths.to_numpy() * LENGTH_FACTOR).astype(np.int64))
 
 
 def wave_of(prompts: Any, completions: Any, time_of: DeviceTime) -> float:

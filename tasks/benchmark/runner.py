@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,7 +36,6 @@ from tasks.benchmark.results import (
     current,
     facts_file,
     read_facts,
-    read_lines,
     read_results,
     supersede,
 )
@@ -62,14 +62,10 @@ def runnable(
 ) -> Iterator[BenchmarkCell]:
     """Yield the cells that can run next and have no line, in the order in which they should run, so
     that the first recipes have results before the last ones are tried."""
-
-    def find(cell: BenchmarkCell) -> Line | None:
-        return results.get(cell.key)
-
     for contestant in protocol.contestants:
         for family in protocol.families:
-            for cell in turn(protocol, values, family, contestant, find):
-                if find(cell) is None:
+            for cell in turn(protocol, values, family, contestant, lambda c: results.get(c.key)):
+                if cell.key not in results:
                     yield cell
 
 
@@ -78,12 +74,7 @@ def turn(
 ) -> Iterator[BenchmarkCell]:
     """Yield a recipe's cells on a family, if all results that they depend on exist."""
     owner = (family, protocol.families[family])
-
-    def made(
-        budget: int, seed: int, measures: str, settings: Mapping[str, object]
-    ) -> BenchmarkCell:
-        return make_cell(values, owner, contestant.recipe, budget, seed, measures, settings)
-
+    made = partial(make_cell, values, owner, contestant.recipe)
     tried: list[Line] = []
     is_whole = True
     for seed in protocol.search.seeds:
@@ -156,7 +147,7 @@ def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Lin
 
 def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str) -> None:
     """Mark as superseded the lines that belong to no cell of the current protocol and code."""
-    results = current(read_lines(file))
+    results = read_results(file)
     own = {
         line["key"]
         for family in protocol.families
