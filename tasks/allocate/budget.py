@@ -1,6 +1,7 @@
 """How recipes spend `experiment.budget`: first on their profile and warm start, then on rollouts.
 Also: the smallest difference that the test prompts resolve."""
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from tasks.common.artifacts import PROFILE, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import Budget, Experiment, ParamsError, section
-from tasks.common.statistics import half_width, mixed_probability, needed_for_a_point, score_prompts
+from tasks.common.statistics import POINT, half_width, mixed_probability, score_prompts
 from tasks.models.folder import reference_parameters
 
 Values = Mapping[str, Any]
@@ -220,8 +221,9 @@ def resolution(values: Values, layout: Layout) -> str:
     if counts is None or half == 0.0:  # every prompt was solved always or never
         half = half_width(num_prompts, num_samples)
         source = "at worst, if every pass rate is one half"
+    needed = math.ceil(num_prompts * (half / POINT) ** 2)  # the width falls with their root
     return (
         f"{num_prompts:,} test prompts with {num_samples} samples resolve {100 * half:.1f} points "
-        f"between two policies, {source}; about {needed_for_a_point(half, num_prompts):,} prompts "
+        f"between two policies, {source}; about {needed:,} prompts "
         "would resolve one point"
     )

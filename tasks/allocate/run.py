@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.budget import (
-    planned,
-    profile_cost,
-    read_profile,
-    require_rest,
-    warm_start_cost,
-)
+from tasks.allocate.budget import planned, profile_cost, read_profile, require_rest, warm_start_cost
 from tasks.allocate.forecast import forecast, reading_slots
 from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.planning import check_decisions, load_strategy, make_plan

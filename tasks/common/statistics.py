@@ -1,7 +1,6 @@
 """The statistics of pass rates: intervals, unbiased pass@k, and the probability that a group has a
 gradient."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,12 +209,6 @@ def half_width(
         if (n > 1).any():
             spread = float((c * (n - c) / (n * (n - 1)))[n > 1].mean())
     return float(scipy.special.ndtri(0.975) * np.sqrt(2.0 * spread / (num_samples * num_prompts)))
-
-
-def needed_for_a_point(half: float, num: int) -> int:
-    """Return how many prompts (or seeds) result in a half width of one percentage point, if `num`
-    of them result in `half`. The half width falls with the square root of their number."""
-    return math.ceil(num * (half / POINT) ** 2)
 
 
 def fit_beta(

@@ -56,17 +56,15 @@ def check_environments(whole: Values) -> None:
 def check_verifiers(values: Values) -> None:
     """Load every configured verifier, and check that the verifiers named by sources exist."""
     configured = section(values, "verify", Verify).verifiers
-    problems = Problems()
-    for name in configured:
-        problems.of(load_verifier, name, configured)
     known = [*configured, *registry.names(verifiers)]
     ingest = values.get("ingest")
     entries = as_list(ingest.get("sources") if isinstance(ingest, dict) else None)
-    for number, entry in enumerate(entries):
-        for where, name in under_verifier(entry, f"ingest.sources[{number}]"):
+    with gathered() as problems:
+        for name in configured:
+            problems.of(load_verifier, name, configured)
+        for where, name in under_verifier(entries, "ingest.sources"):
             if name not in known:
                 problems.add(unknown(f"{where} is {name!r}; use", name, known))
-    problems.report()
 
 
 def under_verifier(value: Any, where: str) -> list[tuple[str, str]]:

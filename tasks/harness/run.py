@@ -28,13 +28,7 @@ from tasks.engines.loading import engine_name
 from tasks.engines.settings import EngineSettings
 from tasks.harness import files
 from tasks.harness.records import Record, Subject, path_of
-from tasks.models.policy import (
-    Policy,
-    load_tokenizer,
-    read_policy,
-    read_trained,
-    torch_device,
-)
+from tasks.models.policy import Policy, load_tokenizer, read_policy, read_trained, torch_device
 
 logger = logging.getLogger(__name__)
 

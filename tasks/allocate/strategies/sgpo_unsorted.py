@@ -4,6 +4,9 @@ sizes, in random order.
 The ablation "no curriculum". Kept unsolved prompts are still visited once per bucket, with that
 bucket's group size."""
 
+from functools import wraps
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -13,22 +16,10 @@ from tasks.allocate.strategies import sgpo
 reads_profile = True
 
 
+@wraps(sgpo.allocate)  # its settings are those of sGPO
 def allocate(
-    profile: pl.DataFrame,
-    passes: int,
-    rng: np.random.Generator,
-    *,
-    trivial_above: float,
-    unsolved_rate: float,
-    buckets: list[int],
+    profile: pl.DataFrame, passes: int, rng: np.random.Generator, **settings: Any
 ) -> Allocation:
-    sorted_ = sgpo.allocate(
-        profile,
-        passes,
-        rng,
-        trivial_above=trivial_above,
-        unsolved_rate=unsolved_rate,
-        buckets=buckets,
-    )
+    sorted_ = sgpo.allocate(profile, passes, rng, **settings)
     every = pl.concat(sorted_.phases).partition_by("pass", maintain_order=True)
     return Allocation([visits[rng.permutation(len(visits))] for visits in every], sorted_.decisions)
