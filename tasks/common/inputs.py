@@ -9,7 +9,7 @@ The inputs are the files that the stage's entry in dvc.yaml names, the files of 
 the folders that its settings name. A change that is undone before the end is not detected."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,16 @@ from tasks.common.files import ArtifactError, digest_file, digest_folder, read_j
 from tasks.common.layout import Layout
 
 LARGE = 1 << 26  # bytes; a larger file has changed if its inode or its time has
-Mark = tuple[int, int, int, str]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs as they were when the stage started: a mark of each file, the digests of the
-    cell's code and the versions of its libraries, and the digests of the folders in its settings,
-    as the stage `code` recorded them."""
+    """The inputs as they were when the stage started: a mark of each file, and what the stage
+    `code` recorded: digests of the cell's code and of the folders in its settings, and versions."""
 
     paths: tuple[Path, ...]
-    marks: Mapping[Path, Mark]
-    code: Mapping[str, Any]
-    folders: Mapping[str, str]
+    marks: Mapping[str, str]
+    recorded: Mapping[str, Any]
     note: Path
 
     @classmethod
@@ -49,7 +46,7 @@ class Inputs:
         of_cell = layout.code(name, recipe)
         code = read_json(of_cell) if of_cell in paths else {"files": {}, "versions": {}}
         folders = [params.load(path).get("inputs", {}) for path in settings]
-        found = cls(paths, dict(marks_of(paths)), code, dict(*folders), layout.code_note)
+        found = cls(paths, marks_of(paths), {**code, "folders": dict(*folders)}, layout.code_note)
         if late := found.changed_since_code():
             raise ArtifactError(
                 f"{late[0]} changed after the stage code had recorded it: run again"
@@ -58,40 +55,29 @@ class Inputs:
 
     def check(self) -> None:
         """Raise ArtifactError if an input has changed since the start."""
-        now = dict(marks_of(self.paths))
-        changed = [
-            str(path)
-            for path in sorted({*self.marks, *now})
-            if not is_same(self.marks.get(path), now.get(path))
-        ]
-        if changed := [*changed, *self.changed_since_code()]:
+        if late := changed(self.marks, marks_of(self.paths)) or self.changed_since_code():
             raise ArtifactError(
-                f"{changed[0]} changed while the stage ran: its outputs are void, and the next "
+                f"{late[0]} changed while the stage ran: its outputs are void, and the next "
                 "run repeats it"
             )
 
     def changed_since_code(self) -> list[str]:
-        """Return what differs from the record of the stage `code`: files of the code, libraries
-        with another installed version, and folders that the settings name."""
+        """Return what differs from the record of the stage `code`: files of the code, folders that
+        the settings name, and libraries with another installed version."""
         seen = read_json(self.note) if self.note.exists() else {}
+        files, versions, folders = (self.recorded[key] for key in ("files", "versions", "folders"))
         installed_version.cache_clear()
+        installed = {name: installed_version(name) or versions[name] for name in versions}
         return [
-            *(
-                name
-                for name, digest in self.code["files"].items()
-                if code_digest(ROOT / name, seen.get(name)) != digest
-            ),
-            *(
-                f"the version of {name}"
-                for name, version in self.code["versions"].items()
-                if installed_version(name) not in (None, version)
-            ),
-            *(
-                folder
-                for folder, digest in self.folders.items()
-                if digest_folder(Path(folder), ("*",)) != digest
-            ),
+            *changed(files, {name: code_digest(ROOT / name, seen.get(name)) for name in files}),
+            *(f"the version of {name}" for name in changed(versions, installed)),
+            *changed(folders, {name: digest_folder(Path(name), ("*",)) for name in folders}),
         ]
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str | None]) -> list[str]:
+    """Return the names with another value, or in only one of the two."""
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
 def is_under_dvc(layout: Layout) -> bool:
@@ -114,23 +100,16 @@ def entry_of(layout: Layout, name: str, recipe: str | None, seed: int | None) ->
     return entry
 
 
-def marks_of(paths: Iterable[Path]) -> Iterator[tuple[Path, Mark]]:
-    """Yield the mark of every file of `paths`, also of those in folders. Omit missing files."""
-    for path in paths:
-        inner = path.rglob("*") if path.is_dir() else [path]
-        for file in inner:
-            if file.is_file() and "__pycache__" not in file.parts:
-                status = file.stat()
-                content = digest_file(file) if status.st_size <= LARGE else ""
-                yield file, (status.st_ino, status.st_mtime_ns, status.st_size, content)
-
-
-def is_same(before: Mark | None, now: Mark | None) -> bool:
-    """Return whether two marks are of the same content. A file that was only touched, or replaced
-    by its copy, is the same unless it is LARGE."""
-    if before is None or now is None:
-        return before is now
-    return before[:3] == now[:3] or (now[3] != "" and before[3] == now[3])
+def marks_of(paths: Iterable[Path]) -> dict[str, str]:
+    """Return a mark of every file of `paths`, also of those in folders. The mark is the content's
+    digest; for a LARGE file its inode, time and size, so even a copy of it counts as changed."""
+    marks = dict[str, str]()
+    for file in [file for path in paths for file in (path, *path.rglob("*"))]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            of = file.stat()
+            large = f"{of.st_ino} {of.st_mtime_ns} {of.st_size}"
+            marks[str(file)] = large if of.st_size > LARGE else digest_file(file)
+    return marks
 
 
 def code_digest(path: Path, seen: list[str] | None) -> str | None:
