@@ -73,16 +73,18 @@ def keep(path: Path, copy: Path) -> None:
 def mend(path: Path, copy: Path) -> None:
     """Restore a dvc.lock from its copy if it has only the copy's first entries, in their order, or
     cannot be read. Then delete the copy, which only an interrupted or killed run leaves."""
-    if not copy.exists():
-        return
-    kept, is_cut = read(copy), False
-    if path.exists():
-        try:
-            now = list(read(path))
-            is_cut = len(now) < len(kept) and now == list(kept)[: len(now)]
-        except LockError:
-            is_cut = not CONFLICT.search(path.read_text(errors="replace"))
-    if is_cut:
+    kept = names(copy)
+    now = names(path) if kept else []  # reading a long one takes seconds
+    is_cut = path.exists() and len(now) < len(kept) and now == kept[: len(now)]
+    if is_cut and not CONFLICT.search(path.read_text(errors="replace")):
         write_text(path, copy.read_text())
         logger.warning("%s was incomplete after a kill: its last whole copy is restored", path.name)
-    copy.unlink()
+    copy.unlink(missing_ok=True)
+
+
+def names(path: Path) -> list[str]:
+    """Return the names of the stages in a dvc.lock, none if it is missing or cannot be read."""
+    try:
+        return list(read(path))
+    except LockError:
+        return []

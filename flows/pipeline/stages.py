@@ -91,9 +91,9 @@ class Stages:
         address = self.root.address(stage)
         self.keep_lock()
         code, started = dvc.repro(address, stage in self.forced)
-        self.keep_lock()
         if code:
             raise StageFailed(failure(address, code, started, dvc.output.lines.tail))
+        self.keep_lock()
         return "Ran" if started else "Restored"
 
     def keep_lock(self) -> None:

@@ -1,8 +1,8 @@
 """Prefect servers: finding the one that PREFECT_API_URL names, and starting Winnow's own servers.
 
 Anyone who can write to a Prefect server can run code wherever it schedules runs. So Winnow's
-servers refuse the requests of foreign web pages (see `flows.serve.own_pages`), and a server that
-other machines can reach requires a password.
+servers refuse the requests of foreign web pages (see `flows.serve.app`), and a server that other
+machines can reach requires a password.
 
 If no server responds at PREFECT_API_URL, a flow starts one for its own run. A server that Prefect
 started would be in the flow's process group: Ctrl-C would stop it before the flow could record its
@@ -67,12 +67,10 @@ def named_url() -> str | None:
         return None
 
 
-def arguments(
-    host: str, port: int, log_level: str, app: str = "flows.serve.app:create"
-) -> tuple[str, ...]:
+def arguments(host: str, port: int, log_level: str, app: str = "prefect") -> tuple[str, ...]:
     """Return the `python -m` arguments for one of Winnow's servers: `uvicorn` and its options."""
     listen = ("--host", host, "--port", str(port), "--log-level", log_level)
-    return ("uvicorn", "--factory", app, *listen)
+    return ("uvicorn", "--factory", f"flows.serve.app:{app}", *listen)
 
 
 def settings(host: str, auth: str | None) -> dict[str, str]:

@@ -24,7 +24,7 @@ from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.processes import ending
 from tasks.common.processes.guard import guarded
-from tasks.common.tracking import web
+from tasks.common.tracking import database
 from tasks.common.tracking.settings import Tracking
 
 LAYOUT = Layout(commands.ROOT / "data")
@@ -146,8 +146,8 @@ def servers(
         lasting.append(("MLflow", uri))
     else:
         listen = (server.HOST, options.mlflow_port)
-        start = server.arguments(*listen, "warning", "flows.serve.own_pages:mlflow")
-        started.append(Server("MLflow", start, *listen, "health", web.environment(uri)))
+        start = server.arguments(*listen, "warning", "mlflow")
+        started.append(Server("MLflow", start, *listen, "health", database.environment(uri)))
     return lasting, started
 
 

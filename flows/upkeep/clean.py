@@ -5,11 +5,11 @@ rollout store and logs. Current outputs, the champion and pushed policies stay. 
 table of what each place loses (Operating it, Cleaning)."""
 
 import argparse
-import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from pathlib import Path
 
 from tabulate import tabulate
 
@@ -17,30 +17,22 @@ from flows.cli import flags
 from flows.pipeline import commands, rounds
 from flows.upkeep import places
 
-NAMES = ("cache", "run cache", "tracking", "prefect", "checkpoints", "store", "logs")
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     days = "keep everything of the last N days (default: %(default)s)"
     parser.add_argument("--days", type=flags.count(0), default=30, metavar="N", help=days)
-    flags.add_several(parser, "--only", choices=NAMES, help="only these places")
     parser.add_argument("--yes", action="store_true", help="remove it")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a row for every place, and remove what the rows state if asked to. Return 0."""
     with alone():
-        found = [
-            place
-            for place in places.examine(time.time() - options.days * 86_400)
-            if not options.only or place.name in options.only
-        ]
+        found = list(places.examine(time.time() - options.days * 86_400))
         rows = [[one.name, one.num, one.things, one.size / 1e6] for one in found]
         print(tabulate(rows, ["", "removes", "", "MB"], floatfmt=",.1f"), flush=True)
         if not options.yes:
             print("nothing was removed; `winnow clean --yes` removes it, with the same options")
-            return 0
-        for place in found:
+        for place in found if options.yes else ():
             place.remove()
     return 0
 
@@ -52,7 +44,6 @@ def alone() -> Iterator[None]:
     with rounds.locked(), commands.whole_lock():
         notes = commands.ROOT / ".dvc" / "tmp" / "rwlock"
         for pid in re.findall(r'"pid": (\d+)', notes.read_text() if notes.exists() else ""):
-            with suppress(ProcessLookupError, PermissionError):  # gone, or another user's
-                os.kill(int(pid), 0)
+            if Path(f"/proc/{pid}").exists():
                 raise commands.CommandError(f"dvc runs a stage (process {pid}): wait for its end")
         yield

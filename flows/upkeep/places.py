@@ -4,15 +4,15 @@ DVC's own `dvc gc` is not used. It keeps only what the stages of the present dvc
 would remove outputs that dvc.lock has of cells which the experiment leaves out, and outputs in git
 that the run cache restores (dvc issue 4634). It knows no age, and leaves the run cache as it is."""
 
-import importlib
 import re
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,49 @@ from flows.pipeline.roots import Root
 from flows.serve import server
 from tasks.common import params
 from tasks.common.files import ArtifactError, digest_file, read_json, write_json
-from tasks.common.tracking import journal, pipelines
+from tasks.common.tracking import cleaning, journal, pipelines
 from tasks.common.tracking.settings import Tracking
 
 MD5 = re.compile(r"""md5['"]?: ['"]?([0-9a-f]{32}(\.dir)?)""")  # YAML, or the note of a push
 PUSHED = "pushed"  # the folder of the notes of published policies, in a data root
-OLD = """FROM flow_run WHERE end_time < ?
+OLD = """FROM flow_run WHERE end_time < :before
     AND flow_id IN (SELECT id FROM flow WHERE name = 'winnow')"""
-IN_PREFECT = {"artifact_collection": "flow_run_id", "artifact": "flow_run_id"}
-IN_PREFECT |= {"log": "flow_run_id", "flow_run": "id"}  # and a run's tasks and states follow it
+DELETE = [  # a run's tasks and states follow it
+    f"DELETE FROM {table} WHERE {column} IN (SELECT id {OLD})"  # nosec B608  # of constants
+    for column, table in (
+        *(("flow_run_id", name) for name in ("artifact_collection", "artifact", "log")),
+        ("id", "flow_run"),
+    )
+]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a place would lose: a number of `things`, and bytes in files."""
+    """What a place would lose: a number of `things`, of which `act` removes the rows of databases,
+    and these files and folders."""
 
     name: str
     things: str
     num: int = 0
-    size: int = 0
-    remove: Callable[[], object] = lambda: None
+    paths: Sequence[Path] = ()
+    act: Callable[[], object] = lambda: None
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the files."""
+        files = [file for path in self.paths for file in within(path) if file.is_file()]
+        return sum(file.lstat().st_size for file in files)
+
+    def remove(self) -> None:
+        """Remove everything, and folders that this makes empty."""
+        self.act()
+        for path in self.paths:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()
 
 
 def examine(before: float) -> Iterator[Place]:
@@ -49,51 +72,36 @@ def examine(before: float) -> Iterator[Place]:
     if broken := lock.broken(commands.ROOT):
         raise lock.LockError("\n".join(broken))
     every = roots.every()
-    layouts = [root.layout for root in every]
-    pushed = [read_json(path) for one in layouts for path in one.root.glob(f"{PUSHED}/*.json")]
+
+    def paths(*patterns: str) -> list[Path]:
+        return [path for root in every for one in patterns for path in root.layout.root.glob(one)]
+
+    @cache
+    def policies() -> set[str]:
+        cards = map(read_json, paths("policy.json", "runs/*/*/train/policy.json"))
+        return {*(card["digest"] for card in cards), *(note["policy"] for note in pushed)}
+
+    pushed = [read_json(path) for path in paths(f"{PUSHED}/*.json")]
     yield from caches(before, str(pushed))
-    for first in dict.fromkeys(root.first for root in every):
-        yield records([root for root in every if root.first == first], before, pushed)
+    for first in [root for root in every if root.number == 1]:
+        yield records([root for root in every if root.first == first.first], before, policies)
     yield prefect(before)
-    runs = [path for one in layouts for path in one.checkpoints.glob("*")]
-    runs += [path for one in layouts for path in one.checkpoints.glob("finished/*/*")]
+    runs = paths("checkpoints/*", "checkpoints/finished/*/*")
     yield of_paths("checkpoints", "trainings", [p for p in runs if p.name != "finished"], before)
-    stored = [path for one in layouts for path in one.store.glob("*")]
-    policies = policies_of(every, pushed) if stored else set()
-    unused = [path for path in stored if path.name not in policies]
+    unused = [path for path in paths("store/*") if path.name not in policies()]
     yield of_paths("store", "policies", unused, before)
-    logs = [path for one in layouts for path in one.root.glob("logs/*")]
-    yield of_paths("logs", "folders", logs, before)
+    yield of_paths("logs", "folders", paths("logs/*"), before)
 
 
 def of_paths(name: str, things: str, unused: Iterable[Path], before: float) -> Place:
     """Return a place that loses those of the files and folders `unused` that are old."""
     old = [path for path in unused if all(one.lstat().st_mtime < before for one in within(path))]
-    return Place(name, things, len(old), sum(map(size_of, old)), lambda: remove(old))
+    return Place(name, things, len(old), old)
 
 
 def within(path: Path) -> list[Path]:
     """Return the files in a folder; or the path itself, for a file or an empty folder."""
     return [one for one in path.rglob("*") if not one.is_dir()] or [path]
-
-
-def size_of(path: Path) -> int:
-    return sum(one.lstat().st_size for one in within(path) if one.exists() and not one.is_dir())
-
-
-def remove(paths: Iterable[Path]) -> None:
-    """Remove files and folders that exist, and folders that this makes empty."""
-    for path in paths:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        with suppress(OSError):
-            path.parent.rmdir()
-
-
-def policies_of(every: Iterable[Root], pushed: list[dict[str, Any]]) -> set[str]:
-    """Return the digests of the present policies of data roots, and of the pushed ones."""
-    kinds = ("policy.json", "runs/*/*/train/policy.json")
-    cards = [path for root in every for kind in kinds for path in root.layout.root.glob(kind)]
-    return {*(read_json(card)["digest"] for card in cards), *(note["policy"] for note in pushed)}
 
 
 def caches(before: float, pushed: str) -> Iterator[Place]:
@@ -132,13 +140,12 @@ def in_git() -> str:
             raise ArtifactError(f"git {arguments[0]} failed: {done.stderr.strip()}")
         return done.stdout
 
-    refs = git("for-each-ref", "--format=%(objectname)")
-    names = dict.fromkeys((refs + git("rev-parse", "-q", "--verify", "HEAD")).split())
+    commits = dict.fromkeys(git("show-ref", "--head", "--hash").split())
     files = ("dvc.lock", "*/dvc.lock", "*.dvc")
-    return git("grep", "-hoE", MD5.pattern, *names, "--", *files) if names else ""
+    return git("grep", "-hoE", MD5.pattern, *commits, "--", *files) if commits else ""
 
 
-def records(chain: list[Root], before: float, pushed: list[dict[str, Any]]) -> Place:
+def records(chain: list[Root], before: float, policies: Callable[[], set[str]]) -> Place:
     """Return MLflow's record of a data root and its later rounds."""
     settings = params.section(params.load(chain[0].params), "tracking", Tracking)
     database = chain[0].layout.tracking / "mlflow.db"
@@ -150,16 +157,11 @@ def records(chain: list[Root], before: float, pushed: list[dict[str, Any]]) -> P
         for stage in lock.read(root.lock)
         for path in pipelines.outputs(root.layout, *params.coordinates(stage))
     }
-    runs, folders, collect = importlib.import_module("tasks.common.tracking.cleaning").unreferenced(
-        f"sqlite:///{database}", before, current, policies_of(chain, pushed)
+    uri = f"sqlite:///{database}"
+    runs, folders, collect = cleaning.unreferenced(uri, before, current, policies())
+    return Place(
+        "tracking", "runs", len(runs), folders, lambda: (collect(), in_database(database, "VACUUM"))
     )
-
-    def act() -> None:
-        collect()
-        remove(folders)
-        in_database(database, "VACUUM")
-
-    return Place("tracking", "runs", len(runs), sum(map(size_of, folders)), act)
 
 
 def prefect(before: float) -> Place:
@@ -169,25 +171,18 @@ def prefect(before: float) -> Place:
     if url or not database.is_file():
         return Place("prefect", "flow runs" + ": PREFECT_API_URL names a server" * bool(url))
     until = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-
-    def act() -> None:
-        for table, column in IN_PREFECT.items():
-            rows = f"{table} WHERE {column} IN (SELECT id {OLD})"
-            in_database(database, f"DELETE FROM {rows}", until)  # nosec B608  # of constants
-        in_database(database, "VACUUM")
-
-    return Place(
-        "prefect", "flow runs", in_database(database, f"SELECT count(*) {OLD}", until)[0], 0, act
-    )
+    execute = partial(in_database, database, before=until)
+    (num,) = execute(f"SELECT count(*) {OLD}")
+    return Place("prefect", "flow runs", num, act=lambda: execute(*DELETE, "VACUUM"))
 
 
-def in_database(path: Path, statement: str, *values: str) -> Any:
-    """Execute a statement in a database file, and return the first row of its result. Raise
-    ArtifactError if the file is locked or damaged."""
+def in_database(path: Path, *statements: str, **values: str) -> Any:
+    """Execute statements in a database file, and return the first row of the last one's result.
+    Raise ArtifactError if the file is locked or damaged."""
     try:
-        with closing(sqlite3.connect(path, timeout=60)) as database, database:
+        with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as database:
             database.execute("PRAGMA foreign_keys = ON")
-            return database.execute(statement, values).fetchone()
+            return [database.execute(one, values).fetchone() for one in statements][-1]
     except sqlite3.DatabaseError as error:
         raise ArtifactError(f"{path}: {error}: stop the servers that use it (winnow ui)") from error
 

@@ -1,14 +1,13 @@
 """Runs of MLflow that nothing refers to, and their removal by MLflow's own garbage collection."""
 
-import contextlib
-import io
 from collections.abc import Callable, Collection, Iterator
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tasks.common.tracking.runs import DIGEST, connect
+from tasks.common.tracking.runs import DIGEST, connect, follow_project
 
 
 def unreferenced(
@@ -19,51 +18,51 @@ def unreferenced(
     models with an alias (such as the champion) or the digest of one of `policies`, the latest run
     with each of the `current` files (key, digest), and the runs that contain an excepted one."""
     client = connect(uri)
-    ids = [one.experiment_id for one in client.search_experiments()]
+    experiments = list(pages(client.search_experiments))
+    for one in experiments:  # else a copy of a project would remove the original's files
+        follow_project(uri, one.artifact_location)
+    ids = [one.experiment_id for one in experiments]
     runs = {run.info.run_id: run for run in pages(client.search_runs, ids)}  # the latest first
+    tags = {name: run.data.tags for name, run in runs.items()}
     models = list(pages(client.search_logged_models, ids))
-    versions = list(pages(client.search_model_versions))
-    named = {
-        (m.name, str(n)) for m in client.search_registered_models() for n in m.aliases.values()
+    wrote = {tag: name for name in reversed(tags) for tag in tags[name].items()}
+    kinds = ("output", "result")
+    kept = {wrote.get((f"{DIGEST}.{kind}.{key}", md5)) for kind in kinds for key, md5 in current}
+    kept |= {
+        name
+        for name, run in runs.items()
+        if run.info.status == "RUNNING" or run.info.start_time >= before * 1000
     }
-    kept = {one.run_id for one in versions if (one.name, str(one.version)) in named}
+    kept |= {
+        client.get_model_version_by_alias(model.name, alias).run_id
+        for model in pages(client.search_registered_models)
+        for alias in model.aliases
+    }
     kept |= {one.source_run_id for one in models if one.tags.get("digest") in policies}
-    found = set[tuple[str, ...]]()
-    for name, run in runs.items():
-        files = {file for file in files_of(run) if file[1:] in current} - found
-        if run.info.status == "RUNNING" or run.info.start_time >= before * 1000 or files:
-            kept.add(name)
-        found |= files
     new = kept
-    while new := {runs[one].data.tags.get("mlflow.parentRunId") for one in new & {*runs}} - kept:
+    while new := {tags[one].get("mlflow.parentRunId") for one in new & {*runs}} - kept:
         kept = kept | new
     old = [name for name in runs if name not in kept]
     models = [one for one in models if one.source_run_id in old]
-    versions = [one for one in versions if one.run_id in old]
     uris = [runs[name].info.artifact_uri for name in old] + [m.artifact_location for m in models]
     folders = [Path(unquote(urlsplit(one).path)).parent for one in uris if one.startswith("file:")]
-    return old, folders, partial(remove, client, old, [one.model_id for one in models], versions)
+    return old, folders, partial(remove, client, old, [one.model_id for one in models])
 
 
-def files_of(run: Any) -> set[tuple[str, ...]]:
-    """Return (kind, key, digest) of the files that a run wrote or reports (output, result)."""
-    tags = [(*key.split(".", 2), value) for key, value in run.data.tags.items()]
-    return {one[1:] for one in tags if one[0] == DIGEST and one[1] in ("output", "result")}
-
-
-def remove(client: Any, runs: list[str], models: list[str], versions: list[Any]) -> None:
+def remove(client: Any, runs: list[str], models: list[str]) -> None:
     """Delete runs, logged models and registered versions, and collect only these: the command
     `mlflow gc` would also purge the experiments that the user has deleted."""
     from mlflow.cli import _gc_tracking_resources
 
-    for version in versions:
-        client.delete_model_version(version.name, str(version.version))
+    for version in list(pages(client.search_model_versions)):
+        if version.run_id in runs:
+            client.delete_model_version(version.name, str(version.version))
     for model in models:
         client.delete_logged_model(model)
     for run in runs:
         client.delete_run(run)
-    store = client._tracking_client.store
-    with contextlib.redirect_stdout(io.StringIO()):  # a line for each run
+    with redirect_stdout(None):  # a line for each run
+        store = client._tracking_client.store
         _gc_tracking_resources(store, runs, None, models, None, 0, True, False)
 
 

@@ -1,4 +1,4 @@
-"""MLflow's database in a local file, created atomically.
+"""MLflow's database in a local file, created atomically, and MLflow's pages for it.
 
 MLflow creates it in dozens of migrations. A process killed during them leaves a database that no
 later process can open. So the database is created under another name and then renamed. A data
@@ -10,9 +10,10 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from tasks.common.files import follow_folder, make_private_file, make_private_folder, sync_folder
-from tasks.common.tracking.runs import connect
+from tasks.common.tracking.runs import artifacts_beside, connect
 
 logger = logging.getLogger(__name__)
 
@@ -78,3 +79,23 @@ def is_damaged(path: Path) -> bool:
             return bool(database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok")
     except sqlite3.DatabaseError as error:
         return error.sqlite_errorcode & 0xFF in AT_FAULT
+
+
+def environment(uri: str) -> dict[str, str]:
+    """Return the environment of `application` for the database `uri`: the variables in which
+    MLflow's own command passes its options. Unlike it, the pages take no artifacts by proxy, which
+    anybody who reaches the port could write to `mlartifacts/` of the current folder."""
+    return {
+        "_MLFLOW_SERVER_FILE_STORE": uri,
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": artifacts_beside(uri).as_uri(),  # of new experiments
+        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "false",
+    }
+
+
+def application() -> Any:
+    """Return MLflow's application (ASGI), after creating the database if it is missing."""
+    from mlflow.server.fastapi_app import app
+    from mlflow.server.handlers import initialize_backend_stores
+
+    initialize_backend_stores()
+    return app
