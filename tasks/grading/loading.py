@@ -39,7 +39,7 @@ from tasks.common.params import ParamsError, convert, parse, unknown
 from tasks.common.registry import bind, names
 from tasks.common.registry import load as load_file
 from tasks.grading import verifiers
-from tasks.grading.answers import asked, copying
+from tasks.grading.answers import copying
 from tasks.grading.answers.golds import form_of, read_gold
 from tasks.grading.answers.marked import after_think
 from tasks.grading.verdict import Verdict
@@ -69,11 +69,10 @@ class Verifier:
         refuses_copies = getattr(self.module, "REFUSES_COPIES", False)
         if prompt and verdict.outcome == "correct" and refuses_copies:
             golds = read_gold(answer).answers
-            if not asked.has_form(verdict.answer, golds, prompt):
-                return Verdict("wrong", verdict.answer)
             formula = copying.copied(verdict.answer, golds, prompt)
             # a formula that is not correct as an answer cannot be the reason for the verdict
-            if formula and self.judge(rf"\boxed{{{formula}}}", answer).outcome == "correct":
+            copy = formula and self.judge(rf"\boxed{{{formula}}}", answer).outcome == "correct"
+            if copy or not copying.has_form(verdict.answer, golds, prompt):
                 return Verdict("wrong", verdict.answer)
         return verdict
 

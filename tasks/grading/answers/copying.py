@@ -1,16 +1,22 @@
-r"""Detect answers that only copy a formula of the prompt: `513^2 - 487^2` equals the gold of
-"Compute $513^2 - 487^2$" without solving anything.
+r"""Detect answers that equal the gold but are not worked out: copies of a formula of the prompt,
+computations, and answers without the form that the question names (`as a decimal`).
+
+`513^2 - 487^2` equals the gold of "Compute $513^2 - 487^2$" without solving anything.
 
 An answer is a copy if it is an unevaluated expression (`\frac{6}{4}`, `\gcd(12,18)`, `(x+1)^2`), is
 written like a formula of the prompt, and is not written like the gold. Brackets, multiplication
 signs, the order of terms and factors, added zeros and ones (`-0`, `/1`, `^1`) and added signs do
 not matter. Numbers, reduced fractions, names and lists of these are never copies. Not detected:
-copies of only a part of a formula, and copies rewritten in any other way."""
+copies of only a part of a formula, and copies rewritten in any other way.
+
+Integrals, sums, products, limits, derivatives, maxima, common divisors and multiples, and
+determinants are computations, unless the gold has one of these. Roots, powers, factorials and
+values of functions are not."""
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import lru_cache
 
 from tasks.grading.answers import units
@@ -20,6 +26,7 @@ from tasks.grading.answers.spelling import clean
 from tasks.grading.answers.units import DEGREES, TEXT
 
 MAX_PROMPT = 20_000  # characters at the end of a prompt
+MAX_QUESTION = 500  # the same, for the form that it names, because examples may precede it
 MAX_ANSWER = 1000  # characters
 
 NAMES = "sqrt|cbrt|binom|gcd|lcm|log|ln|exp|sin|cos|tan|cot|sec|csc|floor|ceil|abs|mod|min|max|det"
@@ -49,6 +56,14 @@ UNWRITTEN = re.compile(r"\\(?:cdot|times|left|right)(?![a-zA-Z])|[(){}\[\]*·×+
 TOKEN = re.compile(r"\d+(?:\.\d+)?|\S")
 ZEROS = re.compile(r"(?<=\d)\.0+(?!\d)")
 ADDED = {"-", "/", "^"}  # signs without effect next to 0, 1, or the same sign
+
+ASKS = re.compile(
+    r"\\(?:i*int|oint|sum|prod|coprod|lim(?:sup|inf)?|gcd|lcm|det|max|min|sup)(?![a-zA-Z])|[∫∑∏]"
+    r"|(?<![a-zA-Z])(?:gcd|lcm|det|max|min|lim|sum|prod|int(?:egral|egrate)?)\}?\s*[({_]"
+    r"|\\begin\{vmatrix\}|\|\s*\\begin\{|\\frac\s*\{\s*(?:d|\\partial)[^{}]*\}\s*\{\s*(?:d|\\partial)"
+)
+FRACTION = re.compile(r"\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(\d+)\s*/\s*(\d+)")
+ROOT = re.compile(r"\\sqrt\s*\{\s*(\d{1,9})\s*\}")
 
 Symbols = tuple[str, ...]
 
@@ -136,3 +151,51 @@ def without_text(value: str) -> str:
 def key(written: Symbols) -> Symbols:
     """Return symbols without 0 and 1, which a copy may insert without changing the value."""
     return tuple(symbol for symbol in written if symbol not in ("0", "1"))
+
+
+def is_computed(given: str, golds: Sequence[str]) -> bool:
+    """Return whether the last side of an answer, or a number on another side, does not ask for a
+    computation, or whether a gold asks for one too."""
+    if not ASKS.search(given) or any(map(ASKS.search, golds)):
+        return True
+    *others, last = sides_of(clean(given))
+    return not ASKS.search(last) or any(NUMBER.fullmatch(side.strip()) for side in others)
+
+
+def is_reduced(text: str) -> bool:
+    """Return whether all fractions of whole numbers are reduced, and all roots free of squares."""
+    pairs = ([int(n) for n in found.groups() if n] for found in FRACTION.finditer(text))
+    roots = (int(found[1]) for found in ROOT.finditer(text))
+    return all(math.gcd(*pair) == 1 and pair[1] > 1 for pair in pairs) and all(
+        root % (n * n) for root in roots for n in range(2, min(math.isqrt(root), 1000) + 1)
+    )
+
+
+def matches(pattern: str) -> Callable[[str], object]:
+    return re.compile(pattern).search
+
+
+QUOTIENT, MIXED = r"\\frac|\d\s*/\s*\d", r"\d\s*\\frac|\d\s+\d+\s*/"
+COMMON = r"(?:common|simplified|reduced) fraction"
+FORMS = tuple(
+    (re.compile(rf"(?i)\b(?:{words})\b"), form)
+    for words, form in (
+        (r"(?:as|in|to) (?:an? )?(?:\w+ )?decimals?", matches(rf"^(?!.*(?:{QUOTIENT}|%|\\sqrt))")),
+        (rf"(?:as|in|to) (?:an? )?(?:\w+ )?fractions?|{COMMON}", matches(r"^(?!.*(?:\.\d|%))")),
+        (rf"(?:simplest|lowest|reduced|simplified)(?: \w+)? (?:form|terms)|{COMMON}", is_reduced),
+        (r"mixed (?:number|fraction|numeral)", matches(MIXED)),
+        (r"improper fraction", matches(rf"^(?!.*(?:{MIXED}))")),
+        (
+            r"(?:as|in) (?:an? )?percent(?:age)?s?",
+            matches(rf"^(?!.*(?:{QUOTIENT}))(?:.*%|(?!-?0?\.))"),
+        ),
+        (r"scientific notation", matches(r"10\s*\^|\d[eE][-+]?\d")),
+    )
+)
+
+
+def has_form(given: str, golds: Sequence[str], question: str) -> bool:
+    """Return whether an answer has each form that the question names and all golds have."""
+    named = [form for words, form in FORMS if words.search(question[-MAX_QUESTION:])]
+    value, wanted = clean(given), [clean(gold) for gold in golds] if named else []
+    return all(form(value) or not all(map(form, wanted)) for form in named)

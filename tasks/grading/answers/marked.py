@@ -9,7 +9,6 @@ from tasks.grading.answers import units
 from tasks.grading.answers.forms import is_denied
 from tasks.grading.answers.spelling import clean
 
-ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BLANK = r"(?:[\s$,;&]|\\[,;:! ]|\\q?quad)*+"
 JOINED = re.compile(rf"{BLANK}(?:(?:and|or|\\text\{{\s*(?:and|or)\s*\}}){BLANK})?")
 NAMED = re.compile(rf"{JOINED.pattern}(?:{BLANK}[a-zA-Z]{BLANK}={BLANK})?")  # $x=$ \boxed{1}
@@ -50,14 +49,25 @@ def after_think(text: str) -> str:
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, or the word after it if it has
     no brace (`\boxed 7`); None without a box, or if the brace is not closed."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    opened = BOX.match(text, start) if start >= 0 else None
+    opened = last_box(text)
     if opened is None:
         return None
-    if text[opened.end() : opened.end() + 1] != "{":  # \boxed 7
+    if not text.startswith("{", opened.end()):  # \boxed 7
         return next(iter(text[opened.end() :].split("$")[0].split()), None)
-    end = box_end(text, start)
-    return None if end is None else text[opened.end() + 1 : end - 1]
+    end = box_end(text, opened)
+    return text[opened.end() + 1 : end - 1] if end else None
+
+
+def last_box(text: str) -> re.Match[str] | None:
+    """Return the match of the last BOX of a text, or None."""
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    return BOX.match(text, start) if start >= 0 else None
+
+
+def box_end(text: str, opened: re.Match[str]) -> int | None:
+    """Return the end of a box; None if it has no closed brace."""
+    found = closing_braces(text[opened.end() :]).get(0)
+    return None if found is None else opened.end() + found + 1
 
 
 def gold_boxed(gold: str) -> str | None:
@@ -97,19 +107,13 @@ def closing_braces(text: str) -> dict[int, int]:
     return found
 
 
-def last_tag(text: str) -> str | None:
-    """Return the content of the last `<answer>` tag; None without one, or if it is not closed."""
-    start = text.rfind("<answer>")
-    found = ANSWER_TAG.match(text, start) if start >= 0 else None
-    return None if found is None else found.group(1).strip()
-
-
 def marked_answer(text: str) -> str:
     """Return the part of a completion that is marked as its answer: in tags, else in a box, else
     the whole completion."""
-    in_tag = last_tag(text)
+    _, opened, after = text.rpartition("<answer>")
+    inside, closed, _ = after.partition("</answer>")
     boxed = last_boxed(text)
-    return (in_tag if in_tag is not None else boxed if boxed is not None else text).strip()
+    return (inside if opened and closed else text if boxed is None else boxed).strip()
 
 
 def is_formula(text: str) -> bool:
@@ -142,19 +146,12 @@ def final_answers(text: str, is_value: Callable[[str], bool] = is_formula) -> li
 
 def undenied(text: str) -> str:
     """Return the text without the boxes at its end that it denies: `not \\boxed{1}`."""
-    while (start := max(text.rfind("\\boxed"), text.rfind("\\fbox"))) >= 0:
-        end = box_end(text, start)
+    while opened := last_box(text):
+        start, end = opened.start(), box_end(text, opened)
         if end is None or not is_denied(text, start, end):
             break
         text = text[:start] + text[end:]
     return text
-
-
-def box_end(text: str, start: int) -> int | None:
-    """Return the end of the box that starts at an index; None if it has no closed brace."""
-    opened = BOX.match(text, start)
-    found = opened and closing_braces(text[start:]).get(opened.end() - start)
-    return start + found + 1 if found else None
 
 
 def statement(text: str, is_value: Callable[[str], bool]) -> str | None:
@@ -170,18 +167,17 @@ def last_mark(text: str) -> tuple[list[str] | None, int]:
     """Return the answers in the last mark of a text, and the index where they end."""
     answers: list[str] | None = []
     end = 0
-    tag, box = text.rfind("</answer>"), max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    opened = text.rfind("<answer>", 0, max(tag, 0))
-    if tag > box and opened >= 0:
+    before, box = text.rpartition("</answer>")[0], last_box(text)
+    opened = before.rfind("<answer>")
+    if opened >= 0 and not (box and box.start() > len(before)):
         end = text.index("</answer>", opened)
         inside = text[opened + len("<answer>") : end].strip()
         answers = final_answers(inside)
         answers = [inside] if answers == [] else answers
-    elif box >= 0 and (found := (last_boxed(text) or "").strip()):
-        first = min(place for name in MARKS[:2] if (place := text.find("\\" + name)) >= 0)
-        boxes = (NESTED.sub(r"\1", one) for one in contents(last_boxes(text[first:])))
+    elif box and (found := (last_boxed(text) or "").strip()):
+        boxes = (NESTED.sub(r"\1", one) for one in contents(last_boxes(text)))
         answers = [one for one in boxes if one.strip()] or [found]
-        end = box_end(text, box) or text.index(found, box) + len(found)
+        end = box_end(text, box) or text.index(found, box.end()) + len(found)
     mark = text.rfind(MARK)
     if mark >= end:
         line = text[mark + len(MARK) :].lstrip(": ").partition("\n")[0]

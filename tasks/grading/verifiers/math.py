@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tasks.grading.answers import equality, running_text
-from tasks.grading.answers.asked import is_computed
+from tasks.grading.answers.copying import is_computed
 from tasks.grading.answers.forms import is_doubted, is_word
 from tasks.grading.answers.golds import read_gold
 from tasks.grading.answers.marked import final_answers, is_formula, statement
