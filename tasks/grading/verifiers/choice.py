@@ -76,15 +76,13 @@ LETTERS = (
     rf"(?P<letters>{LABEL}[A-J]"
     r"(?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J]){1,9})"
 )
-SAID_SEVERAL = re.compile(
-    rf"(?:(?i:{WORDS}))(?:[^\n]{{0,20}}?)(?:(?i:is|are)|[:：是为]|(?<=选))\s*(?:both\s+)?"
-    rf"[*_(\[]{{0,4}}{LETTERS}(?![\w'])(?!\s*,?\s*or\b)"
+LIST = re.compile(  # not with the B of `A, B is wrong`, nor the I of `A and I think`
+    rf"(?<![\w'])[*_(\[]{{0,4}}{LETTERS}(?![\w'])(?!{IS_WRONG})(?<!\bI(?= [a-z]))"
 )
-SAID_PLURAL = re.compile(
-    rf"(?P<named>(?i:options|choices|answers)\s+)?(?<![\w'])[*_(\[]{{0,4}}{LETTERS}"
-    r"(?:(?(named)[\W_]*$|(?!))|[\W_]+are\s+(?:both\s+|all\s+)?(?:correct|right|true)\b)"
+JOINED = re.compile(  # AC, if it is said to be the answer
+    rf"((?i:{WORDS})(?:s|[^\n]{{0,20}}?(?:is|are|[:：是为]|(?<=选)))\s*[*_(\[]{{0,4}}|(?<![\w'])"
+    r"(?=[A-J]{2,9}\W+are (?:\w+ )?(?:correct|right|true)\b))([A-J]{2,9})(?![\w'])"
 )
-LIST = re.compile(rf"(?<![\w'])[*_(\[]{{0,4}}{LETTERS}")
 
 
 def verify(completion: str, answer: str) -> Verdict:
@@ -128,6 +126,7 @@ def canonical_completion(answer: str) -> str:
 def find_letters(text: str) -> str | None:
     """Return the letters that the text states as its answer, or None."""
     text = TEXT.sub(r"\1", BESIDE_EAST.sub(" ", text))
+    text = JOINED.sub(lambda found: found[1] + ", ".join(found[2]), text)  # AC
     answers = final_answers(text, lambda value: bool(letters_of(value) or label_of(value)))
     if answers is None:
         return None
@@ -135,12 +134,7 @@ def find_letters(text: str) -> str | None:
     for place in (marked, text.strip()):
         if len(place) < 100 and (found := letters_of(place)):
             return found
-    if labelled := label_of(marked):
-        return labelled
-    said = list(SAID_SEVERAL.finditer(text)) or list(SAID_PLURAL.finditer(text))
-    if said and (found := capitals(said[-1]["letters"])):
-        return found
-    return find_letter(text)
+    return label_of(marked) or find_letter(text)
 
 
 def find_letter(text: str) -> str | None:
@@ -158,14 +152,14 @@ def find_letter(text: str) -> str | None:
     )
     stated = [found for found in said if not is_mentioned(text, found)]
     if is_it and (not stated or stated[-1].start() < is_it[-1].end()):
-        return with_hedge(text, is_it[-1])
+        return with_hedge(text, is_it[-1].start(1))
     if stated or said:
-        return with_hedge(text, (stated or said)[-1])
+        return with_hedge(text, (stated or said)[-1].start(1))
     if small := list(SAID_SMALL.finditer(text)):
         return small[-1][1].upper()
     start = STARTS.match(text)
     if start and start.start(1) not in listed and not denied(text, start):
-        return with_hedge(text, start)
+        return with_hedge(text, start.start(1))
     alone = [
         found
         for found in ALONE.finditer(text)
@@ -175,14 +169,8 @@ def find_letter(text: str) -> str | None:
     ]
     if not alone:
         return None
-    # `A and C, B is right` does not list three
-    lists = [
-        found
-        for found in LIST.finditer(text)
-        if found.end() >= alone[-1].end(1) and not re.search("and.*,", found["letters"])
-    ]
-    several = capitals(lists[0]["letters"]) if lists else None
-    return several or with_hedge(text, alone[-1])
+    lists = [one for one in LIST.finditer(text) if listed_by(one) and one.end() >= alone[-1].end(1)]
+    return with_hedge(text, (lists or alone[-1:])[0].start(1))
 
 
 def options(text: str) -> set[int]:
@@ -207,18 +195,28 @@ def denied(text: str, found: re.Match[str]) -> bool:
     return DENIED.search(clause) is not None or is_rejected(text, found)
 
 
-def with_hedge(text: str, found: re.Match[str]) -> str:
-    """Return the letter, or the last one that the text then corrects it to. If the text hedges (`A
-    or B`, `A is also right`), append a `?`, which makes it wrong."""
-    later = [one for one in CORRECTED.finditer(text, found.end(1)) if not denied(text, one)]
-    found = later[-1] if later else found
+def listed_by(found: re.Match[str]) -> str | None:
+    """Return the letters of a match of LIST; None for a word, and for `A and C, B is right`."""
+    return None if re.search("and.*,", found[1]) else capitals(found[1])
+
+
+def with_hedge(text: str, start: int) -> str:
+    """Return the letter and those that are listed after it, or the last one that the text then
+    corrects it to. If the text hedges (`A or B`, `A is also right`), append a `?`, which makes it
+    wrong."""
+    later = [one for one in CORRECTED.finditer(text, start + 1) if not denied(text, one)]
+    start = later[-1].start(1) if later else start
+    several = LIST.match(text, start)
+    letters = several and listed_by(several)
+    end = several.end() if several and letters else start + 1
+    letters = letters or text[start]
     others = (one[one.lastindex or 0] for one in ALSO.finditer(text) if not is_rejected(text, one))
     hedge = (
-        HEDGE.match(text, found.end(1))
-        or HEDGED.search(text[max(found.start(1) - 20, 0) : found.start(1)])
-        or any(other != found[1] for other in others)
+        HEDGE.match(text, end)
+        or HEDGED.search(text[max(start - 20, 0) : start])
+        or not set(letters).issuperset(others)
     )
-    return found[1] + ("?" if hedge else "")
+    return letters + ("?" if hedge else "")
 
 
 def is_rejected(text: str, found: re.Match[str]) -> bool:
