@@ -61,13 +61,16 @@ It is not \boxed{17} but \boxed{42}. ~ \boxed{42} (not \boxed{17})
 #### Step 2: end\n\boxed{42} ~ <think>17</think> \boxed{42} ~ <think>so <answer>42</answer>
 \boxed{42 \text{ of the students}} ~ \boxed{42 \text{ more}} ~ \boxed{42 \text{ square units}}
 \boxed{42 \text{ miles per hour}} ~ \boxed{\text{The total is } 42} ~ \boxed{\textnormal{42}}
-<answer>The answer is 42.</answer> ~ #### 42 because 6*7 = 42 ~ [ 18 + 24 = 42 ]
+We need at most \boxed{42} moves. ~ <answer>The answer is 42.</answer> ~ #### 42 because 6*7 = 42
+[ 18 + 24 = 42 ]
 So\n\n[ 18 + 24 = 42 ]
 """
 NUMBERS_ACCEPTED = r"""
 So she has 42 apples. ~ The answer is 42.\nI hope this helps! ~ So he needs 42 minutes to get home.
 42 is the answer. ~ It is 42! ~ So the answer is\n$$\n6 \cdot 7 = 42\n$$ ~ A: 42
-The final result is 42, as computed. ~ There are 42 different ways to do it.
+The answer should be 42, not 41. ~ So Tom has 10 + 32 = 42 marbles. This is the total.
+The sum is $20 + 22 = 42$ and we are done. ~ The final result is 42, as computed.
+There are 42 different ways to do it.
 """
 
 
@@ -109,7 +112,9 @@ B. On second thought, A ~ Answer: a boat
 def test_choice_is_the_last_letter_that_the_text_keeps() -> None:
     assert set(verdicts("choice", CHOSEN, "B").values()) == {"correct"}
     assert "correct" not in verdicts("choice", NOT_CHOSEN, "B").values()
-    assert verdicts("choice", "It is A and C", "AC") == {"It is A and C": "correct"}
+    several = "It is A and C ~ Option A and C is right ~ The answer is A, C and I am sure"
+    several += " ~ A, C) because ~ My answer: B. No, A, C."
+    assert set(verdicts("choice", several, "AC").values()) == {"correct"}
     for gold in cases(
         r"(B) Paris ~ B. Paris ~ B: Paris ~ **B** Paris ~ \textbf{(B)}\ 12 ~ b) Paris"
     ):

@@ -38,7 +38,7 @@ BOUND = (
 DENIED = re.compile(
     r"(?i)(?:\b(?:not|cannot|never|neither|nor|no\s+longer|(?:any|every)thing\s+but|all\s+but"
     r"|other\s+than|instead\s+of|rather\s+than|unlike|exclud\w+|rul\w+\s+out|reject\w*|eliminat\w+"
-    rf"|{BOUND})|n['’]t|不是|并非)"
+    rf"|(?P<bound>{BOUND}))|n['’]t|不是|并非)"
     rf"\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly|the\s+answer)\s+)?[:*]*{OPENED}"
 )
 WRONG = (
@@ -95,9 +95,11 @@ def is_word(text: str) -> bool:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Return whether a text denies its answer at `text[start:end]`: `not 42`, `42 is wrong`."""
+    """Return whether a text denies its answer at `text[start:end]`: `not 42`, `42 is wrong`. A box
+    may be a bound: `at most \\boxed{42}`."""
     before = DENIED.search(text[max(start - NEAR, 0) : start])
-    return before is not None or REJECTED.match(text, end) is not None
+    is_bound = before and before["bound"] and text.startswith(("\\boxed", "\\fbox"), start)
+    return bool(before and not is_bound) or REJECTED.match(text, end) is not None
 
 
 def is_doubted(answer: str) -> bool:

@@ -172,14 +172,12 @@ def last_mark(text: str) -> tuple[list[str] | None, int]:
     if opened >= 0 and not (box and box.start() > len(before)):
         end = text.index("</answer>", opened)
         inside = text[opened + len("<answer>") : end].strip()
-        answers = final_answers(inside)
-        answers = [inside] if answers == [] else answers
-    elif box and (found := (last_boxed(text) or "").strip()):
+        answers = None if (found := final_answers(inside)) is None else found or [inside]
+    elif box and (content := (last_boxed(text) or "").strip()):
         boxes = (NESTED.sub(r"\1", one) for one in contents(last_boxes(text)))
-        answers = [one for one in boxes if one.strip()] or [found]
-        end = box_end(text, box) or text.index(found, box.end()) + len(found)
-    mark = text.rfind(MARK)
-    if mark >= end:
+        answers = [one for one in boxes if one.strip()] or [content]
+        end = box_end(text, box) or text.index(content, box.end()) + len(content)
+    if (mark := text.rfind(MARK)) >= end:
         line = text[mark + len(MARK) :].lstrip(": ").partition("\n")[0]
         line = END.split(line, maxsplit=1)[0].strip()
         if line and (not answers or is_formula(line)):  # not a heading

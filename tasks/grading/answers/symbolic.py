@@ -63,13 +63,9 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Pow: lambda a, b: power(a, b),
 }
 COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: sympy.Eq,
-    ast.NotEq: sympy.Ne,
-    ast.Lt: sympy.Lt,
-    ast.LtE: sympy.Le,
-    ast.Gt: sympy.Gt,
-    ast.GtE: sympy.Ge,
-}
+    ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne,
+    ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge,
+}  # fmt: skip
 # the library cannot parse \sec^2(y)
 RECIPROCAL = re.compile(
     r"\\(sec|csc|cot)\s*\^\s*\{?\s*(\d)\s*\}?\s*(\([^()]*\)|\{[^{}]*\}|\d*(?:[a-zA-Z]|\\[a-zA-Z]+))"

@@ -24,15 +24,9 @@ SIGNS = str.maketrans(
     {"×": "*", "·": "*", "÷": "/", "−": "-", "[": "(", "]": ")", "{": "(", "}": ")"}
 )
 LATEX = {
-    r"\times": "*",
-    r"\cdot": "*",
-    r"\div": "/",
-    r"\left": "",
-    r"\right": "",
-    "$": "",
-    r"\(": "",
-    r"\)": "",
-}
+    r"\times": "*", r"\cdot": "*", r"\div": "/",
+    r"\left": "", r"\right": "", "$": "", r"\(": "", r"\)": "",
+}  # fmt: skip
 OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -61,12 +55,8 @@ def verify(completion: str, answer: str) -> Verdict:
 def find_expression(text: str) -> str:
     """Return the completion's expression, converted to Python's operators; an empty string if there
     is none, or if it has more than MAX_LENGTH characters."""
-    lines = [
-        line
-        for line in marked_answer(text)[-10 * MAX_LENGTH :].splitlines()
-        if re.search(r"\d", line)
-    ]
-    line = lines[-1] if lines else ""
+    lines = marked_answer(text)[-10 * MAX_LENGTH :].splitlines()
+    line = next((line for line in reversed(lines) if re.search(r"\d", line)), "")
     for latex, sign in LATEX.items():
         line = line.replace(latex, sign)
     expression = re.sub(r"^[^\d(.+-]*:", "", line.translate(SIGNS)).split("=")[0].strip()

@@ -117,9 +117,7 @@ def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
     if marked and (words or not any(map(running_text.is_prose, marked))):
         yield ", ".join(marked)
         return
-    if marked:
-        completion = "\n".join(marked)
-    whole = completion.strip()
+    whole = ("\n".join(marked) or completion).strip()
     said = statement(whole[-running_text.MAX_TEXT :], bool)
     if said and (words or OPTION.fullmatch(said)):
         yield said
@@ -127,5 +125,5 @@ def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
         yield whole
     # the result of a derivation in running text is its last side
     values = not any("=" in gold for gold in golds)
-    for formula in running_text.formulas(completion):
+    for formula in running_text.formulas(whole):
         yield formula.rpartition("=")[2] if values and "," not in formula else formula

@@ -164,9 +164,12 @@ def final_numbers(text: str) -> list[re.Match[str]]:
     else:
         return []
     line = found[0].string
+    while len(found) > 1 and is_denied(line, found[-1].start(), found[-1].end()):
+        found.pop()  # 42, not 41
     tail = WORDS.findall(line, found[-1].end())
+    is_result = line[: found[-1].start()].rstrip(" $\\").endswith("=")  # 10 + 32 = 42
     is_end = len(tail) <= MAX_TAIL and VERBS.isdisjoint(map(str.lower, tail))
-    if is_end or (len(found) == 1 and len(WORDS.findall(line)) <= MAX_SHORT):
+    if is_result or is_end or (len(found) == 1 and len(WORDS.findall(line)) <= MAX_SHORT):
         return found
     stated = statement(text, lambda value: is_formula(value) and bool(NUMBER.search(value)))
     return list(NUMBER.finditer(stated or ""))

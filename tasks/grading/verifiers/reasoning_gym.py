@@ -27,26 +27,9 @@ ANSWERS = True
 
 EVALUATION = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 FUNCTIONS = {
-    "sqrt",
-    "cbrt",
-    "exp",
-    "log",
-    "ln",
-    "sin",
-    "cos",
-    "tan",
-    "cot",
-    "sec",
-    "csc",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "Abs",
-    "abs",
-}
+    "sqrt", "cbrt", "exp", "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc",
+    "asin", "acos", "atan", "sinh", "cosh", "tanh", "Abs", "abs",
+}  # fmt: skip
 CALL = re.compile(r"([^\W\d]\w*)?\s*\(")
 HARMFUL = re.compile(
     r"__|[\\#;@`]|\.\s*[^\W\d]|[)\]}]\s*\(|\b(?:lambda|for|import|yield|await)\b|:="
