@@ -261,18 +261,14 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return parse(value, typing.cast(type, hint), where)
     if origin in (typing.Union, types.UnionType):
         return convert_union(value, arguments, where)
-    if origin is list and isinstance(value, list):
+    if origin in (list, dict) and isinstance(value, origin):
+        keys, name = (value, "{}.{}") if origin is dict else (range(len(value)), "{}[{}]")
         with gathered() as problems:
-            return [
-                problems.of(convert, item, arguments[0], f"{where}[{index}]")
-                for index, item in enumerate(value)
-            ]
-    if origin is dict and isinstance(value, dict):
-        with gathered() as problems:
-            return {
-                key: problems.of(convert, item, arguments[1], f"{where}.{key}")
-                for key, item in value.items()
+            found = {
+                key: problems.of(convert, value[key], arguments[-1], name.format(where, key))
+                for key in keys
             }
+        return found if origin is dict else list(found.values())
     if origin is typing.Literal:
         if value in arguments:
             return value

@@ -208,6 +208,23 @@ def test_runs_of_current_files_and_of_the_champion_stay_in_mlflow(root: Path) ->
     assert found(root, 0)["tracking"].num == 0
 
 
+def test_copy_of_a_project_leaves_the_record_of_the_original(root: Path) -> None:
+    from mlflow import MlflowClient
+
+    tracking = root / "original/data/tracking"
+    tracking.mkdir(parents=True)
+    client = MlflowClient(f"sqlite:///{tracking / 'mlflow.db'}")
+    experiment = client.create_experiment("winnow", (tracking / "artifacts").as_uri())
+    run = client.create_run(experiment, 1).info.run_id
+    client.log_text(run, "text", "a.txt")
+    client.set_terminated(run)
+    shutil.copytree(tracking, root / "data/tracking")
+    shown = found(root)["tracking"]
+    shown.remove()
+    assert (shown.num, (root / "data/tracking/artifacts" / run).exists()) == (1, False)
+    assert (tracking / "artifacts" / run / "artifacts/a.txt").exists()
+
+
 def test_running_dvc_stops_the_command(root: Path) -> None:
     notes = make(root / ".dvc/tmp/rwlock", 0, json.dumps({"write": {"a": {"pid": os.getpid()}}}))
     options = parser_of("clean").parse_args(["clean", "--yes"])

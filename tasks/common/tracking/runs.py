@@ -185,23 +185,18 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     """Return the experiment's id; create it if it is missing. With sqlite, its artifacts are beside
     the database, at an absolute path, as MLflow requires."""
     experiment = client.get_experiment_by_name(name)
-    is_file = uri.startswith("sqlite:///")
-    if experiment is not None:
-        if is_file:
-            follow_project(uri, experiment.artifact_location)
-        return str(experiment.experiment_id)
-    try:
-        place = artifacts_beside(uri).as_uri() if is_file else None
-        return str(
-            client.create_experiment(
-                name, place, {"mlflow.experimentKind": "custom_model_development"}
-            )
-        )
-    except Exception:
-        experiment = client.get_experiment_by_name(name)  # another pipeline was first
-        if experiment is None:
-            raise
-        return str(experiment.experiment_id)
+    place = artifacts_beside(uri).as_uri() if uri.startswith("sqlite:///") else None
+    if experiment is None:
+        try:
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            return str(client.create_experiment(name, place, tags))
+        except Exception:
+            experiment = client.get_experiment_by_name(name)  # another pipeline was first
+            if experiment is None:
+                raise
+    if place:
+        follow_project(uri, experiment.artifact_location)
+    return str(experiment.experiment_id)
 
 
 def follow_project(uri: str, recorded: str) -> None:
