@@ -56,6 +56,7 @@ SEPARATED = re.compile(
     rf"{HEDGE.pattern}|(?:[,;]\s+|-|\s?[–—]\s?|\s+(?:and|to)\s+)(?:[a-zA-Z]\s*=\s*)?"
 )
 RANGE = re.compile(rf"{HEDGE.pattern}|-|\s?[–—]\s?")
+NOT = re.compile(r"\$?,? (?:and )?not \$?")  # 42, not 41
 SIGN_APART = re.compile(r"(?:^|(?<=[=,({]))\s*-\s+(?=[\d.$\\])")  # the minus of `- 3`
 SIGN = r"[≤≥≠]|!=|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?)(?![a-zA-Z])"
 ABOVE = re.compile(rf"(?:(?:^|[\w)\]}}$]) *[<>]=?|{SIGN}){OPENED}")
@@ -164,8 +165,8 @@ def final_numbers(text: str) -> list[re.Match[str]]:
     else:
         return []
     line = found[0].string
-    while len(found) > 1 and is_denied(line, found[-1].start(), found[-1].end()):
-        found.pop()  # 42, not 41
+    if len(found) > 1 and NOT.fullmatch(line, found[-2].end(), found[-1].start()):
+        found.pop()
     tail = WORDS.findall(line, found[-1].end())
     is_result = line[: found[-1].start()].rstrip(" $\\").endswith("=")  # 10 + 32 = 42
     is_end = len(tail) <= MAX_TAIL and VERBS.isdisjoint(map(str.lower, tail))
