@@ -28,12 +28,9 @@ MD5 = re.compile(r"""md5['"]?: ['"]?([0-9a-f]{32}(\.dir)?)""")  # YAML, or the n
 PUSHED = "pushed"  # the folder of the notes of published policies, in a data root
 OLD = """FROM flow_run WHERE end_time < :before
     AND flow_id IN (SELECT id FROM flow WHERE name = 'winnow')"""
-DELETE = [  # a run's tasks and states follow it
-    f"DELETE FROM {table} WHERE {column} IN (SELECT id {OLD})"  # nosec B608  # of constants
-    for column, table in (
-        *(("flow_run_id", name) for name in ("artifact_collection", "artifact", "log")),
-        ("id", "flow_run"),
-    )
+IN_RUNS = [  # a run's tasks and states follow the run itself
+    f"DELETE FROM {table} WHERE flow_run_id IN (SELECT id {OLD})"  # nosec B608  # of constants
+    for table in ("artifact_collection", "artifact", "log")
 ]
 
 
@@ -173,7 +170,9 @@ def prefect(before: float) -> Place:
     until = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
     execute = partial(in_database, database, before=until)
     (num,) = execute(f"SELECT count(*) {OLD}")
-    return Place("prefect", "flow runs", num, act=lambda: execute(*DELETE, "VACUUM"))
+    return Place(
+        "prefect", "flow runs", num, act=lambda: execute(*IN_RUNS, f"DELETE {OLD}", "VACUUM")
+    )
 
 
 def in_database(path: Path, *statements: str, **values: str) -> Any:
