@@ -34,7 +34,7 @@ ONE_FILE = {
     "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",
     "lm_eval": "tasks/harness/run.py",
-    "starlette": ("flows/serve/app.py", "flows/serve/own_pages.py"),
+    "starlette": ("flows/serve/app.py",),
     "networkx": "flows/cli/dag.py",
     "shtab": "flows/__main__.py",
 }
