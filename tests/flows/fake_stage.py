@@ -43,7 +43,7 @@ def digest(entry: dict[str, Any], values: dict[str, Any]) -> str:
     files = [file for each in entry["params"] for file in each]
     read = [yaml.safe_load(Path(file).read_text()) for file in files]
     if any("profile" in each for each in read):
-        read.append(values["profile"])
+        read.append(values.get("profile"))
     data = [content(Path(dep)) for dep in entry["deps"] if is_data(dep)]
     return hashlib.sha256(json.dumps([read, data]).encode()).hexdigest()
 
