@@ -70,7 +70,7 @@ def keep(path: Path, copy: Path) -> None:
         write_text(copy, path.read_text())
 
 
-def mend(path: Path, copy: Path) -> None:
+def restore(path: Path, copy: Path) -> None:
     """Restore a dvc.lock from its copy if it has only the copy's first entries, in their order, or
     cannot be read. Then delete the copy, which only an interrupted or killed run leaves."""
     kept = names(copy)

@@ -72,7 +72,7 @@ class Root:
 
     @property
     def lock_copy(self) -> Path:
-        """Return the path of the copy of dvc.lock during a run (see `lock.mend`)."""
+        """Return the path of the copy of dvc.lock during a run (see `lock.restore`)."""
         return self.layout.locks / "dvc.lock"
 
     @property

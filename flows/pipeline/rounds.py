@@ -80,7 +80,7 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
     with locked():
         for root in {Root(), Root(first.first), first}:  # each may be copied into the next
             overrides.put_back(root.params, overrides.note_of(root.layout))
-        mend_locks(request.chain)
+        restore_locks(request.chain)
         if first.number == 1:
             roots.prepare_first(first)
         else:
@@ -93,16 +93,16 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
                 with commands.Dvc(is_labelled=request.concurrency > 1) as dvc:
                     yield each(dvc, request)
         finally:
-            mend_locks(request.chain)
+            restore_locks(request.chain)
             if request.overrides:  # restored in the first round's file, now also here
                 for root in later:
                     roots.refresh(root)
 
 
-def mend_locks(chain: Iterable[Root]) -> None:
+def restore_locks(chain: Iterable[Root]) -> None:
     with commands.whole_lock():
         for root in chain:
-            lock.mend(root.lock, root.lock_copy)
+            lock.restore(root.lock, root.lock_copy)
 
 
 def set_recipes(path: Path, names: Sequence[str]) -> None:

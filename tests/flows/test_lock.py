@@ -63,10 +63,10 @@ def test_a_lock_that_a_kill_cut_is_restored(
     path.unlink()
     if now is not None:
         path.write_text(now)
-    lock.mend(path, copy)
+    lock.restore(path, copy)
     assert (path.read_text() if path.exists() else None) == (WHOLE if is_restored else now)
     assert not copy.exists()
-    lock.mend(path, copy)
+    lock.restore(path, copy)
 
 
 def git(project: Project, *arguments: str) -> int:
