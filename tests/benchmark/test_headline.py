@@ -358,6 +358,14 @@ def test_a_target_below_the_first_point_is_a_bound() -> None:
     assert found[100].value == pytest.approx(10.0 / 8.0)
 
 
+def test_a_target_below_the_references_first_point_is_raised_to_that_point() -> None:
+    """Otherwise a recipe would be compared at an accuracy that costs the reference less."""
+    reference = runs("grpo", [(100, 0.6, 10.0), (200, 0.5, 20.0)])
+    found = ratios(runs("mine", [(100, 0.4, 2.0), (200, 0.65, 8.0)]), reference, "charged")
+    assert found[200] == found[100]
+    assert found[100].value == pytest.approx(10.0 / (2.0 * 4.0**0.8), rel=0.05)
+
+
 def test_profiling_is_charged_in_full_or_by_its_uses() -> None:
     reader = line("reader", 100, 0, 0.5, 10.0, profile=6.0)
     assert cost_of(reader, "charged") == 16.0
