@@ -48,6 +48,8 @@ def test_what_does_not_change_an_input(root: Path) -> None:
     write_text(root / PLAN, "first")
     write_text(root / "prompts/__pycache__/x.pyc", "second")
     write_text(root / CODE, "A = 1  # a comment\n")
+    assert inputs.changed(found.marks, inputs.marks_of(found.paths)) == []
+    assert found.changed_since_code() == []
     found.check()
 
 
