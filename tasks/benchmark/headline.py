@@ -13,9 +13,8 @@ part is omitted if no recipe was searched more than once.
 
 Profiling is charged to the recipes that read the profile: in full, or 1 / `uses` of it if it is
 amortised over `uses` runs. A ratio above 1 means less compute than the reference. A target that a
-frontier does not reach is reported as such. A target below the recipe's first point is counted at
-that point's compute, so the ratio is a lower bound; one below the reference's first point is raised
-to that point's accuracy.
+frontier does not reach is reported as such. A target below the recipe's first point counts at that
+point's compute, so the ratio is a lower bound. One below the reference's first is raised to it.
 
 Legend: S seeds, P test prompts."""
 
@@ -206,7 +205,6 @@ def ratios(
             for runs, number in zip((mine, reference), numbers, strict=True)
         )
         for budget, place in reference.best.items():
-            # a later point can be worse than the first one, whose compute then counts
             target = max(float(noise.means[numbers[1][place]]), float(its.accuracies[0]))
             compute = its.reach(target)
             least, largest = compute_interval(own, its, target, noise, spread)
