@@ -125,9 +125,9 @@ def judgement_words(judgement: Mapping[str, Any]) -> str:
     """Return the judgement as a sentence, for the account `charged_mixed`."""
     found = judgement["charged_mixed"]
     words = (
-        f"{found['saving']:.2f} times less compute (95 % interval {found['low']:.2f} to "
-        f"{found['high']:.2f}) than groups of the largest size for every prompt, for the same "
-        "information about the gradient, nobody paying for dead updates"
+        "for the same information about the gradient, groups of the largest size for every prompt "
+        f"cost {found['saving']:.2f} times as much (95 % interval {found['low']:.2f} to "
+        f"{found['high']:.2f}), if groups without a gradient are not updated"
     )
     if found["low"] > 1:
         return f"profiling is expected to pay: {words}"
