@@ -50,6 +50,7 @@ def project() -> Path:
 
 
 ROOT = project()
+NAME = re.sub(r"[/%&<>]", "-", ROOT.name) or "winnow"  # of the project on a Prefect server
 
 
 class CommandError(RuntimeError):

@@ -127,16 +127,20 @@ def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
     return {stages.root.titled(stage): str(states[stage].name) for stage in stages.ordered}
 
 
-def run_roots(found: Iterator[Stages], retries: int, concurrency: int) -> dict[str, str]:
+def run_roots(found: Iterator[Stages], request: FlowRequest) -> dict[str, str]:
     """Run the roots one after the other and return all their states, as `run_root` does. The flow
-    run is named after the first root with something to do, else after the last."""
+    run is named after the request, and after what its current root may run, at the end what ran."""
     states: dict[str, str] = {}
-    named = False
-    for stages in found:
-        if not named:
-            records.attempt(lambda: records.name_run(stages))  # noqa: B023
-            named = not stages.idle
-        states |= run_root(stages, retries, concurrency)
+    seen: list[Stages] = []
+    try:
+        for stages in found:
+            seen.append(stages)
+            what = records.forecast_of(stages)
+            records.attempt(lambda: records.name_run(request.title, what))  # noqa: B023
+            states |= run_root(stages, request.retries, request.concurrency)
+    finally:
+        if seen:
+            records.attempt(lambda: records.name_run(request.title, summary.conclusion(seen)))
     return states
 
 
@@ -188,11 +192,11 @@ def flow_over(
         with crashes.noticed():
             records.attempt(crashes.mark)
             with find_stages(request) as found:
-                return run_roots(found, retries, concurrency)
+                return run_roots(found, request)
 
     return Flow(
         winnow,
-        name="winnow",
+        name=commands.NAME,
         persist_result=False,
         on_failure=[records.notify],
         on_crashed=[records.notify],

@@ -18,6 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
+from flows.pipeline import commands
 from flows.pipeline.output import Output
 from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
@@ -109,21 +110,22 @@ def end_cancelled() -> None:
             client.set_flow_run_state(UUID(identity), Cancelled(), force=True)
 
 
-def name_run(stages: Stages) -> None:
-    """Name the flow run after its data root, the maximum number of stages to run, its recipes, and
-    the reason why the first stage runs."""
-    cells = [coordinates(stage) for stage in stages.ordered]
-    recipes = ", ".join(dict.fromkeys(recipe for _, recipe, _ in cells if recipe))
+def forecast_of(stages: Stages) -> str:
+    """Return the maximum number of stages that will run, and the reason for the first of them."""
     stale = [stage for stage in stages.ordered if stage in stages.stale]
+    if not stale:
+        return "nothing to do"
     most = [s for s in stages.ordered if upstream(stages.needs, {s}) & stages.stale]
-    counted = f"up to {len(most)} of {len(stages.ordered)} stages" if stale else "nothing to do"
-    words = [stages.root.name, counted, recipes]
-    if stages.code_reason:
-        words.append(f"code: {first_of(stages.code_reason)}")
-    elif stale:
-        reason = stages.reason(stale[0], stages.changed.get(stale[0], []))
-        words.append(f"{stale[0]}: {first_of(reason)}")
-    name = " · ".join(word for word in words if word)
+    first, reasons = "code", stages.code_reason
+    if not reasons:
+        first = stale[0]
+        reasons = stages.reason(first, stages.changed.get(first, []))
+    return f"up to {len(most)} of {len(stages.ordered)} stages · {first}: {first_of(reasons)}"
+
+
+def name_run(request: str, what: str) -> None:
+    """Name the flow run after what was requested, and what will run or ran."""
+    name = f"{request} · {what}"
     identity = runtime.flow_run.get_id()
     if identity:
         with get_client(sync_client=True) as client:
@@ -153,8 +155,9 @@ def attempt(record: Callable[[], object]) -> None:
 
 
 def key(text: str) -> str:
-    """Return `text` as an artifact's key: in lower case, with `-` for characters not allowed."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    """Return the key of this project's artifact `text`: in lower case, with `-` for characters
+    not allowed."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{commands.NAME} {text}".lower()).strip("-")
 
 
 def tables(stage: str, root: Root) -> None:

@@ -60,6 +60,15 @@ class FlowRequest:
             )
 
     @property
+    def title(self) -> str:
+        """Return what is requested in a line, such as `grpo, seed 0, force ingest`."""
+        words = [*self.recipes, *(f"seed {seed}" for seed in self.seeds)]
+        words += [*(f"force {stage}" for stage in self.force), *self.overrides]
+        words += [self.data] if self.data != MAIN else []
+        words += [f"{self.rounds} rounds"] if self.rounds > 1 else []
+        return ", ".join(words) or "all"
+
+    @property
     def chain(self) -> list[Root]:
         root = roots.root_of(self.data)
         return [root, *(Root(root.first, number) for number in range(2, self.rounds + 1))]

@@ -73,7 +73,7 @@ def visible_gpus() -> list[str]:
 
 def tags(taken: list[str]) -> set[str]:
     """Return Prefect's tags for a stage's devices. Prefect can limit concurrency by tag."""
-    return {f"device:cuda:{gpu}" for gpu in taken} or {"device:cpu"}
+    return {f"{commands.NAME}:{gpu}" for gpu in [f"cuda:{gpu}" for gpu in taken] or ["cpu"]}
 
 
 def here(work: Callable[[], T]) -> Future[T]:

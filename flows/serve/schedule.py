@@ -1,7 +1,8 @@
 """The pipeline on a schedule, for as long as this process runs.
 
-Options that are not given have the values in prefect.yaml. The schedule runs on the Prefect server
-that PREFECT_API_URL or the profile names. If none is named, it runs on the server of `winnow ui`.
+The schedule runs on the Prefect server that PREFECT_API_URL or the profile names, so on a server
+of another machine, too. If none is named, it runs on the server of `winnow ui`. Flow, deployment
+and automation have the name of the project's folder.
 If no server responds, this process starts one on loopback and stops it at the end. Runs do
 not overlap: a run that falls due during another run waits for it. `--force ingest` reads the
 sources again every time; if they contain nothing new, everything after ingest is cached. `--set`
@@ -13,6 +14,7 @@ without a heartbeat."""
 
 import argparse
 import asyncio
+import shlex
 import signal
 import sys
 from contextlib import ExitStack
@@ -22,7 +24,11 @@ from typing import Any, cast
 
 from httpx import HTTPError
 from prefect.automations import Automation
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, StateType
+from prefect.client.schemas.objects import (
+    ConcurrencyLimitConfig,
+    ConcurrencyLimitStrategy,
+    StateType,
+)
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import DeploymentApplyError
 from prefect.events.actions import ChangeFlowRunState
@@ -36,9 +42,11 @@ from flows.cli import flags
 from flows.pipeline import commands, crashes, overrides, records, summary
 from flows.pipeline.flow import pipeline
 from flows.serve import server
-from tasks.common import params
 
-AUTOMATION = "winnow: runs without a heartbeat have crashed"
+DEPLOYMENT = "refresh"
+DESCRIPTION = "Bring the experiment up to date; read the sources again."
+CRON = "0 3 * * *"  # in UTC
+AUTOMATION = f"{commands.NAME}: runs without a heartbeat have crashed"
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
@@ -56,22 +64,11 @@ class Served(Runner):
         loop.call_soon_threadsafe(lambda: loop.create_task(self.astop()))
 
 
-def definition() -> dict[str, Any]:
-    (found,) = params.load(commands.CODE / "prefect.yaml")["deployments"]
-    return dict(found)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
-    shared = definition()
-    parameters, schedule = shared["parameters"], shared["schedules"][0]
-    parser.add_argument(
-        "--cron",
-        type=cron,
-        default=schedule["cron"],
-        help="cron expression (default: %(default)s)",
-    )
+    text = "cron expression (default: %(default)s)"
+    parser.add_argument("--cron", type=cron, default=CRON, help=text)
     server.add_port(parser)
-    flags.add_run(parser, parameters["concurrency"], parameters["retries"])
+    flags.add_run(parser, concurrency=1, retries=1)
 
 
 def cron(text: str) -> str:
@@ -87,28 +84,28 @@ def cron(text: str) -> str:
 
 async def serve(options: argparse.Namespace) -> None:
     """Register the deployment, and start due runs until interrupted or terminated."""
-    shared, request = definition(), flags.request_of(options)
+    request, name = flags.request_of(options), f"{pipeline.name}/{DEPLOYMENT}"
     is_later = request.chain[0].number > 1  # it has the prompts of the first round
     runner = Served(
-        name=shared["name"], limit=1, pause_on_shutdown=False, heartbeat_seconds=HEARTBEAT_SECONDS
+        name=DEPLOYMENT, limit=1, pause_on_shutdown=False, heartbeat_seconds=HEARTBEAT_SECONDS
     )
     await runner.aadd_flow(
         pipeline,
-        name=shared["name"],
-        description=shared["description"],
+        name=DEPLOYMENT,
+        description=DESCRIPTION,
+        tags=[pipeline.name],
         cron=options.cron,
-        concurrency_limit=ConcurrencyLimitConfig(**shared["concurrency_limit"]),
+        concurrency_limit=ConcurrencyLimitConfig(
+            limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
+        ),
         parameters={
             **asdict(request),
-            "force": request.force or ([] if is_later else shared["parameters"]["force"]),
+            "force": request.force or ([] if is_later else ["ingest"]),
         },
     )
     signal.signal(signal.SIGINT, runner.handle_sigterm)
-    print(
-        f"serving winnow/{shared['name']}; a run now: prefect deployment run "
-        f"winnow/{shared['name']}",
-        flush=True,
-    )
+    command = shlex.join(["prefect", "deployment", "run", name])
+    print(f"serving {name}; a run now: {command}", flush=True)
     await runner.start()
 
 

@@ -109,9 +109,10 @@ def auth_of(options: argparse.Namespace) -> str | None:
 
 
 def latest_run(url: str | None, auth: str | None) -> str:
-    """Mark killed runs as crashed in Prefect, and return the path of the latest run's page, or of
-    the page of all runs. `url` and `auth` are those of a server started here, if there is one."""
+    """Mark killed runs as crashed in Prefect, and return the path of the page of the project's
+    latest run, or of all runs. `url` and `auth` are those of a server started here, if any."""
     from prefect import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
     from prefect.client.schemas.sorting import FlowRunSort
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
@@ -122,7 +123,9 @@ def latest_run(url: str | None, auth: str | None) -> str:
     with temporary_settings({**own, **password}):
         records.attempt(crashes.mark)
         with suppress(Exception), get_client(sync_client=True) as client:  # any answer is possible
-            (run,) = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1)
+            own_flow = FlowFilter(name=FlowFilterName(any_=[commands.NAME]))
+            order = FlowRunSort.EXPECTED_START_TIME_DESC
+            (run,) = client.read_flow_runs(flow_filter=own_flow, sort=order, limit=1)
             return f"runs/flow-run/{run.id}"
     return "runs"
 

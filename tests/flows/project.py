@@ -19,7 +19,6 @@ STAGES = ("ingest", "policy", "profile", "allocate", "train", "evaluate", "repor
 COPIED = (
     "dvc.yaml",
     "params.yaml",
-    "prefect.yaml",
     ".dvcignore",
     ".gitignore",
     ".dvc/config",

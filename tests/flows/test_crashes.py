@@ -9,6 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.pipeline import commands, crashes
+from flows.serve import ui
 from tasks.common.processes.ports import free_port
 from tests.flows.project import Project
 from tests.flows.test_pipeline import CELLS
@@ -32,9 +34,9 @@ def tasks_of(project: Project, run: str) -> dict[str, str]:
     return {task["name"]: task["state"]["type"] for task in found}
 
 
-def running(project: Project) -> str:
-    """Register a running flow run, and return its id."""
-    flow = project.post("flows/", {"name": "winnow"})
+def running(project: Project, name: str = "other") -> str:
+    """Register a running flow run of the project `name`, and return its id."""
+    flow = project.post("flows/", {"name": name})
     body = {"flow_id": flow["id"], "state": {"type": "RUNNING"}}
     return str(project.post("flow_runs/", body)["id"])
 
@@ -66,6 +68,17 @@ def test_stages_end_with_a_killed_flow_and_the_next_run_marks_it(project: Projec
     assert not {"RUNNING", "PENDING"} & set(states.values())
     assert state_of(project, elsewhere)[0] == "RUNNING"
     assert state_of(project, living)[0] == "RUNNING"
+
+
+def test_link_opens_the_latest_run_of_the_own_project(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs = {name: running(project, name) for name in ("first", "second")}
+    monkeypatch.setattr(crashes, "FOLDER", tmp_path)
+    for name, run in runs.items():
+        monkeypatch.setattr(commands, "NAME", name)
+        url = project.environment["PREFECT_API_URL"]
+        assert ui.latest_run(url, None) == f"runs/flow-run/{run}"
 
 
 def shows_runs(browser: Browser, name: str) -> bool:

@@ -64,13 +64,15 @@ def test_flow_after_dvc_has_nothing_to_do(project: Project) -> None:
 def check_shown(project: Project) -> None:
     """Check that Prefect shows the run, the output of its stages, and the leaderboard."""
     run = flow_run(project)
-    recipes = "grpo, sgpo, winnow"
-    changed = "evaluate.num_samples 4 -> 9"
-    assert run["name"] == f"up to 5 of 15 stages · {recipes} · code: {changed}"
+    assert run["name"] == "all · 15 stages: 6 ran, 9 cached"
     query = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
     logged = [line["message"] for line in project.post("logs/filter", query)]
     assert any("this is evaluate@winnow-0, live" in line for line in logged)
-    query = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
+    query = {
+        "artifacts": {"key": {"any_": [f"{project.root.name}-leaderboard"]}},
+        "limit": 1,
+        "sort": "CREATED_DESC",
+    }
     artifact = project.post("artifacts/filter", query)[0]
     assert artifact["flow_run_id"] == run["id"]
     assert (project.root / "data/report/leaderboard.txt").read_text().strip() in artifact["data"]

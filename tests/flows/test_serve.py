@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.flows.project import ROOT, Project
+from tests.flows.project import Project
 from tests.flows.test_crashes import state_of
 from tests.flows.test_processes import is_gone
 from tests.patience import PATIENCE, wait_for
@@ -69,24 +68,23 @@ def request_start(project: Project, run: str) -> str:
 
 
 @pytest.mark.slow
-def test_deployment_equals_prefect_yaml_and_watches_heartbeats(
+def test_deployment_has_the_projects_name_and_watches_heartbeats(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     registered = deployment(project, served)
-    (wanted,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    assert registered["parameters"]["force"] == wanted["parameters"]["force"] == ["ingest"]
-    assert registered["parameters"]["retries"] == wanted["parameters"]["retries"]
-    limit = registered["global_concurrency_limit"]["limit"]
-    assert {"limit": limit, **registered["concurrency_options"]} == wanted["concurrency_limit"] | {
-        "grace_period_seconds": None
-    }
-    assert limit == 1
+    assert registered["tags"] == [project.root.name]
+    (flow,) = project.post("flows/filter", {"flows": {"id": {"any_": [registered["flow_id"]]}}})
+    assert flow["name"] == project.root.name
+    assert registered["parameters"]["force"] == ["ingest"]
+    assert registered["parameters"]["retries"] == 1
+    assert registered["global_concurrency_limit"]["limit"] == 1
+    assert registered["concurrency_options"]["collision_strategy"] == "ENQUEUE"
     described = registered["parameter_openapi_schema"]["properties"]
     wanted = {"recipes", "seeds", "overrides", "data", "rounds", "starts"}
     assert all(described[name]["description"] for name in wanted)
     assert described["rounds"]["minimum"] == 1
-    found = [one for one in project.post("automations/filter", {}) if "winnow" in one["name"]]
-    (automation,) = found
+    found = project.post("automations/filter", {})
+    (automation,) = [one for one in found if one["name"].startswith(f"{project.root.name}: ")]
     assert automation["enabled"]
     assert automation["trigger"]["posture"] == "Proactive"
     assert automation["actions"][0]["state"] == "CRASHED"

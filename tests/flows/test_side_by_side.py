@@ -112,17 +112,19 @@ def test_failed_cells_do_not_stop_the_others(
     assert set(project.status()) == stale
     assert project.record()["status"] == "FAILED"
     (sent,) = notified
-    assert sent["subject"].startswith("winnow: up to 10 of ")
+    assert sent["subject"].startswith(
+        f"{project.root.name}: all · 15 stages: 6 ran, 4 cached, 2 failed, 3"
+    )
     assert "failed: allocate@sgpo-0, evaluate@winnow-0" in sent["body"]
     runs = {task["name"]: task for task in task_runs(project)}
     message = runs["allocate@sgpo-0"]["state"]["message"]
     assert "dvc repro -s allocate@sgpo-0" in message
     assert "this is allocate@sgpo-0, live" in message.partition("Its last lines:")[2]
-    assert runs["allocate@winnow-0"]["tags"] == ["device:cpu"]
+    assert runs["allocate@winnow-0"]["tags"] == ["project:cpu"]
     for stage in ("train@grpo-0", "train@winnow-0"):
         (tag,) = runs[stage]["tags"]
-        assert f"\n{stage} | GPUs: {tag.removeprefix('device:cuda:')}\n" in output
-    devices = {"device:cpu", "device:cuda:4", "device:cuda:7"}
+        assert f"\n{stage} | GPUs: {tag.removeprefix('project:cuda:')}\n" in output
+    devices = {"project:cpu", "project:cuda:4", "project:cuda:7"}
     assert {tag for task in runs.values() for tag in task["tags"]} == devices
 
 
