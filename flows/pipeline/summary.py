@@ -12,6 +12,8 @@ from flows.pipeline.roots import MAIN, Root
 from flows.pipeline.stages import Stages
 from flows.serve import server
 from tasks.common import params
+from tasks.common.accounting.success import without_success
+from tasks.common.checksums import read_note
 from tasks.common.redaction import without_secrets
 
 
@@ -47,7 +49,15 @@ def conclusion(examined: Sequence[Stages]) -> str:
     counts = [(name, outcomes.count(name)) for name in ("Ran", "Restored", "Cached", "Failed")]
     not_run = number - len(outcomes)
     words = [f"{count} {name.lower()}" for name, count in [*counts, ("not run", not_run)] if count]
-    return f"{number} stages{of}: {', '.join(words)}"
+    return f"{number} stages{of}: {', '.join(words)}" + "".join(map(success_words, examined))
+
+
+def success_words(stages: Stages) -> str:
+    """Return a line if the profile of these stages has no success, else an empty string."""
+    found = read_note(stages.root.layout.profile / "summary.json")
+    has_ended = stages.outcomes.get("profile", "Failed") != "Failed"
+    words = without_success(found.get("outcomes", {})) if has_ended else ""
+    return f"\n{words}" if words else ""
 
 
 def left_out(stages: Stages) -> str:

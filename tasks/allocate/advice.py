@@ -17,6 +17,8 @@ from tasks.allocate.judgement import expected, judge, judgement_words, totals
 from tasks.allocate.planning import load_strategy
 from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
+from tasks.common.accounting.success import without_success
+from tasks.common.artifacts import OUTCOMES
 from tasks.common.checksums import read_checked, read_note
 from tasks.common.layout import Layout
 from tasks.train.settings import SLOTS, TrainSettings
@@ -43,6 +45,9 @@ def advise(values: Values, layout: Layout) -> Iterator[str]:
     no profile."""
     profile = budget.read_profile(layout)
     yield prompts_words(profile)
+    if words := without_success(profile.select(OUTCOMES).sum().row(0, named=True)):
+        yield words
+        return
     names = values["experiment"]["recipes"]
     found = [forecast_of(values, layout, profile, name) for name in names]
     yield from table(found)

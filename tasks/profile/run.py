@@ -9,6 +9,7 @@ import polars as pl
 
 from tasks.common import stage
 from tasks.common.accounting.ledger import ACCOUNTS
+from tasks.common.accounting.success import without_success
 from tasks.common.artifacts import PROFILE, PROMPTS
 from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file, rounded
@@ -58,6 +59,9 @@ def main(run: stage.Stage) -> None:
     with Grader(verify) as grader:
         summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
     log_summary(summary, len(profile))
+    if words := without_success(summary["outcomes"]):
+        logger.warning("%s", words)
+        run.tracker.tags({"mlflow.note.content": words})
 
     PROFILE.write(layout.profile / "profile.parquet", profile)
     noted = {"settings": asdict(settings)}

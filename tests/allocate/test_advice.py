@@ -89,6 +89,17 @@ def test_after_runs_the_advice_has_the_reports_sentence(values, layout: Layout) 
     assert "The report is stale: grpo/1 has other weights" in list(advise(values, layout))[-1]
 
 
+def test_nothing_is_ranked_without_a_success(values, layout: Layout) -> None:
+    """Most samples are wrong, so `sampling.max_tokens` is not named."""
+    PROFILE.write(layout.profile / "profile.parquet", profile_of([(0, 200)] * 40))
+    prompts, words = advise(values, layout)
+    assert "40 were never solved" in prompts
+    assert words == (
+        "Recipes are not ranked, because no sample of the profile is correct: of 8,000 samples "
+        "8,000 wrong. To change that, choose easier prompts or a better policy."
+    )
+
+
 def test_slots_outside_the_model_are_named(values, layout: Layout) -> None:
     values["experiment"]["recipes"] = ["grpo", "winnow", "grpo_mixed"]
     text = "\n".join(advise(values, layout))

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ import yaml
 from flows.pipeline import commands, health, reasons, selection, stages, summary
 from flows.pipeline.roots import Root
 from flows.serve import server
+from tasks.common.checksums import write_checked
 from tasks.common.config import changes
 from tasks.common.files import ArtifactError, write_json
 from tests.flows.project import ROOT
@@ -33,6 +35,7 @@ NOW = {
     "files": {"tasks/a.py": "2", "tasks/c.py": "1", "tasks/same.py": "1"},
     "versions": {"torch": "2.14.0", "vllm": "0.32.0"},
 }
+DVC: Any = None
 NEEDS: dict[str, set[str]] = {
     "ingest": set(),
     "baseline": {"ingest"},
@@ -118,6 +121,25 @@ def test_everything_is_selected_by_default_in_order() -> None:
     assert [ordered[0], ordered[-1]] == ["ingest", "report"]
     place = ordered.index
     assert all(place(need) < place(stage) for stage in NEEDS for need in NEEDS[stage])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"), [("Ran", "no sample of the profile"), ("Failed", "")]
+)
+def test_a_profile_without_a_success_is_in_the_conclusion(
+    outcome: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the profile is of an earlier run."""
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    counts = {"correct": 0, "wrong": 29, "truncated": 99}
+    write_checked(tmp_path / "data/profile/summary.json", {"outcomes": counts})
+    found = stages.Stages(DVC, Root(), {}, ["profile"], [], {"profile": []}, set())
+    found.outcomes["profile"] = outcome
+    first, *more = summary.conclusion([found]).splitlines()
+    assert first == f"1 stages: 1 {outcome.lower()}"
+    assert [words in line and "99 truncated, 29 wrong" in line for line in more] == [True] * bool(
+        words
+    )
 
 
 @pytest.mark.parametrize("changed", ["evaluate@a-0", "ingest"])  # a-0 itself, or before it

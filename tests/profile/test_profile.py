@@ -1,9 +1,15 @@
 """The profile of a hand-made set of graded rollouts."""
 
+import sqlite3
+from pathlib import Path
+
 import pytest
 
+from tasks.common.accounting.success import without_success
 from tasks.common.artifacts import ROLLOUTS
 from tasks.profile.profile import profile_prompts, summarize
+from tests.stages import run_stage
+from tests.train.worlds import make_world
 
 
 def rollout(prompt_id: str, index: int, outcome: str, tokens: int = 5) -> dict[str, object]:
@@ -61,3 +67,34 @@ def test_larger_groups_are_forecast_to_be_mixed_more_often() -> None:
     # uniform counts over 0..8 correspond to a flat prior, for which a pair is mixed with
     # probability 1/3
     assert summary["mixed_rate"]["2"] == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_a_profile_without_a_success_is_stated_in_log_and_mlflow(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """The policy answers with one or two digits."""
+    root = make_world(tmp_path, guesser, [4, 4], answer="12345").root
+    result = run_stage("profile", root / "params.yaml", root)
+    assert result.returncode == 0
+    assert "because no sample of the profile is correct: of 48 samples " in result.output
+    with sqlite3.connect(root / "tracking" / "mlflow.db") as database:
+        query = "select value from tags where key = 'mlflow.note.content'"
+        ((note,),) = database.execute(query).fetchall()
+    assert note in result.output
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "remedy"),
+    [
+        ({"correct": 0, "wrong": 3, "truncated": 5}, "raise sampling.max_tokens, which"),
+        ({"correct": 0, "wrong": 1, "unparsed": 5}, "change the prompt or the verifier, which"),
+        ({"correct": 0, "wrong": 5, "error": 1}, "choose easier prompts or a better policy."),
+        ({"correct": 1, "truncated": 7}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_remedy_is_that_of_the_most_frequent_outcome(
+    outcomes: dict[str, int], remedy: str
+) -> None:
+    assert remedy in without_success(outcomes)
+    assert bool(without_success(outcomes)) == bool(remedy)
