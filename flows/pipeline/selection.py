@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tasks.common.params import coordinates
 
@@ -23,13 +23,17 @@ def sorter(needs: Needs) -> TopologicalSorter[str]:
 
 
 def order(needs: Needs) -> list[str]:
-    """Return the stages in topological order, level by level; ties in the order of `needs`."""
-    graph, ordered = sorter(needs), list[str]()
-    place = {stage: index for index, stage in enumerate(needs)}
+    """Return the stages in topological order: first those that cells share, then one cell after the
+    other, so that the first results come early; ties in the order of `needs`."""
+    graph, ordered, ready = sorter(needs), list[str](), list[str]()
+    rank, first = dict[str, Any](), dict[Any, int]()
+    for place, stage in enumerate(needs):
+        _, *cell = coordinates(stage)
+        rank[stage] = cell[0] is not None, first.setdefault(tuple(cell), place), place
     while graph.is_active():
-        ready = sorted(graph.get_ready(), key=place.__getitem__)
-        ordered += ready
-        graph.done(*ready)
+        ready = sorted([*ready, *graph.get_ready()], key=rank.__getitem__)
+        ordered.append(ready.pop(0))
+        graph.done(ordered[-1])
     return ordered
 
 

@@ -123,6 +123,17 @@ def test_everything_is_selected_by_default_in_order() -> None:
     assert all(place(need) < place(stage) for stage in NEEDS for need in NEEDS[stage])
 
 
+def test_cells_run_one_after_the_other() -> None:
+    """So the first results come early."""
+    chains: dict[str, set[str]] = {
+        f"{stage}@{cell}": set() for stage in ("allocate", "train") for cell in ("a-0", "b-0")
+    }
+    needs = {name: {name.replace("train", "allocate")} - {name} for name in chains}
+    needs |= {"profile": set(), "allocate@a-0": {"profile"}, "report": {*chains}}
+    cells = ["allocate@a-0", "train@a-0", "allocate@b-0", "train@b-0"]
+    assert selection.order(needs) == ["profile", *cells, "report"]
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"), [("Ran", "no sample of the profile"), ("Failed", "")]
 )
