@@ -61,7 +61,7 @@ class Stage:
     ) -> "Stage":
         """Return a run that is not recorded, for callers other than a stage's command."""
         options = argparse.Namespace(
-            dry_run=False, from_rollouts=None, resume=None, copy=False, before=[]
+            dry_run=False, from_rollouts=None, resume=None, copy=False, before=[], cells=[]
         )
         return cls(name, values, layout, recipe, seed, options, tracking.Tracker())
 
@@ -153,8 +153,9 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
     recipe, seed = getattr(arguments, "recipe", None), getattr(arguments, "seed", None)
     started = time.perf_counter()
     layout = Layout(arguments.data)
-    # only rank 0 of a stage writes the record; a dry run writes nothing
-    is_main = os.environ.get("RANK", "0") == "0" and not getattr(arguments, "dry_run", False)
+    # only rank 0 of a stage writes the record; a dry run and an unfinished report write none
+    is_dry = getattr(arguments, "dry_run", False) or getattr(arguments, "cells", [])
+    is_main = os.environ.get("RANK", "0") == "0" and not is_dry
     try:
         if recipe is not None:
             params.check_recipe(recipe, "--recipe")

@@ -15,6 +15,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="data root of an earlier round; repeat it in the order of rounds",
     )
+    words = "write only the page, of these cells (recipe/seed), and record nothing"
+    parser.add_argument("--cells", nargs="+", default=[], help=words)
 
 
 if __name__ == "__main__":

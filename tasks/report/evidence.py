@@ -4,18 +4,21 @@ of the experiment.
 Only a few columns of the rollouts are read. Test rollouts and training tokens are counted per
 prompt as they are read, so no text is in memory. Nothing else is computed here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from tasks.common.accounting.success import without_success
 from tasks.common.artifacts import (
     CURVE,
     DECISIONS,
+    OUTCOMES,
     PLAN,
     PROFILE,
+    PROMPTS,
     ROLLOUTS,
     STEPS,
     TRAIN_ROLLOUTS,
@@ -72,6 +75,22 @@ class Evidence:
     baseline_scores: pl.DataFrame
     trained: list[Trained]
     budget: Budget | None
+    sources: list[str]  # of the test prompts
+    missing: list[str]  # cells of the experiment that have not ended
+
+    @property
+    def unranked(self) -> str:
+        """Why recipes are not ranked: cells are missing, or the profile and the runs have no
+        success. Empty if recipes are ranked."""
+        if self.missing:
+            ended = len(self.trained)
+            return (
+                f"Unfinished: {ended} of {ended + len(self.missing)} cells have ended, and recipes "
+                f"are not ranked yet. Missing: {', '.join(self.missing)}."
+            )
+        if any(run.metrics["pass_at_1"] for run in self.trained):
+            return ""
+        return without_success(self.profile.select(OUTCOMES).sum().row(0, named=True))
 
     @property
     def first_runs(self) -> list[Trained]:
@@ -83,20 +102,21 @@ class Evidence:
         return [run for run in self.trained if run.recipe == recipe]
 
 
-def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
-    """Read all files. Raise ArtifactError with the name of a missing or damaged file."""
+def read_evidence(layout: Layout, experiment: Experiment, ended: Sequence[str] = ()) -> Evidence:
+    """Read all files, or only those of the cells that have `ended` (recipe/seed). Raise
+    ArtifactError with the name of a missing or damaged file."""
+    cells = {f"{r}/{seed}": (r, seed) for r in experiment.recipes for seed in experiment.seeds}
+    missing = [cell for cell in cells if ended and cell not in ended]
     return Evidence(
         read_checked(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
         read_checked(layout.profile / "flops.json"),
         metrics_of(layout.policy_card, layout.baseline),
         read_scores(layout.baseline),
-        [
-            read_trained(layout, recipe, seed)
-            for recipe in experiment.recipes
-            for seed in experiment.seeds
-        ],
+        [read_trained(layout, *place) for cell, place in cells.items() if cell not in missing],
         experiment.budget,
+        sorted(set(PROMPTS.read_columns(layout.prompts("test"), ("source",))["source"])),
+        missing,
     )
 
 

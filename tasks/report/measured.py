@@ -1,9 +1,10 @@
 """Values that differ between equal runs: seconds, work lost to kills, time and machine of the
 report.
 
-They are written to `measured.txt` beside the page. DVC does not track that file, so equal runs
-have equal outputs. A cell that was restored or pulled has no measurements here."""
+They are written to `measured.js` beside the page, which loads it. DVC does not track that file, so
+equal runs have equal outputs. A cell that was restored or pulled has no measurements here."""
 
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -13,18 +14,29 @@ from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_note_of
 from tasks.common.tracking.pipelines import git_tags, this_host
 from tasks.report.evidence import Evidence, Json, Trained
+from tasks.report.results import Results, name_of
 
 
-def measured_text(layout: Layout, evidence: Evidence) -> str:
-    """Return the text of `measured.txt`: time, commit and machine, and the seconds of each run."""
+def measured_script(layout: Layout, results: Results) -> str:
+    """Return `measured.js`: time, commit and machine, and what was measured of the profile and of
+    each cell, with its seconds and sampled tokens a second as the page shows them."""
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     machine = f"{this_host()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    lines = [
-        f"made {when} from {commit_words(git_tags())} on {machine}",
-        "\nmeasured seconds, and work lost to kills\n",
-        *(f"{name}: {words_of(found)}" for name, found in all_measured(layout, evidence).items()),
-    ]
-    return "\n".join(lines) + "\n"
+    measured, rows = all_measured(layout, results.evidence), {name_of(r): r for r in results.rows}
+    cells = {}
+    for run in results.evidence.trained:
+        seconds, row = total_seconds(measured, run), rows[run.name]
+        tokens = row["tokens"] + row["tokens_profile"]
+        shown = [f"{seconds:,.0f}", f"{tokens / seconds:,.0f}"] if seconds else []
+        cells[key_of(run)] = {"shown": shown, **measured[run.name]}
+    made = f"{when} from {git_tags().get('git', 'no git repository')} on {machine}"
+    found = {"made": made, "profile": measured["profile"], "cells": cells}
+    return f"var measured = {json.dumps(found, indent=1)};\n"
+
+
+def key_of(run: Trained) -> str:
+    """Return the key of a cell in `measured.js`: a page of other weights shows none of it."""
+    return f"{run.name} {run.metrics['policy']}"
 
 
 def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
@@ -37,12 +49,6 @@ def all_measured(layout: Layout, evidence: Evidence) -> dict[str, Json]:
     return {name: read_note_of(layout.measured(note), file) for name, (note, file) in of.items()}
 
 
-def words_of(found: Json) -> str:
-    lost = {f"lost {name}": value for name, value in found.get("lost", {}).items()}
-    parts = {**found.get("seconds", {}), **lost}
-    return ", ".join(f"{name} {value:,.1f}" for name, value in parts.items()) or "not measured here"
-
-
 def total_seconds(measured: Mapping[str, Json], run: Trained) -> float | None:
     """Return the total seconds of a cell: profiling if the run reads the profile, training, and the
     seconds lost to kills; None if a part is unknown."""
@@ -51,12 +57,3 @@ def total_seconds(measured: Mapping[str, Json], run: Trained) -> float | None:
         return None
     profiling = profile["seconds"]["profile"] if run.reads_profile else 0.0
     return float(profiling + found["seconds"]["train"] + found["lost"]["seconds"])
-
-
-def commit_words(tags: Mapping[str, str]) -> str:
-    """Return the commit as text, and whether files differ from it."""
-    commit = tags.get("git")
-    if commit is None:
-        return "no git repository"
-    name, _, changed = commit.partition("-")
-    return f"{name[:10]}, with changes" if changed else name[:10]

@@ -47,6 +47,19 @@ class Results:
     summary: Mapping[str, Any]
 
     @property
+    def tested(self) -> dict[str, dict[str, float]]:
+        """Test pass@1 and its 95 % interval, of the initial policy and of every recipe."""
+        initial, ends = self.summary["initial"], ("low", "high")
+        found = {"initial": {**initial, "pass_at_1": {"mean": initial["pass_at_1"]}}}
+        return {
+            name: {
+                "mean": one["pass_at_1"]["mean"],
+                **{end: one[f"pass_at_1_{end}"] for end in ends},
+            }
+            for name, one in {**found, **self.summary["recipes"]}.items()
+        }
+
+    @property
     def colours(self) -> dict[str, int]:
         """A colour index per recipe, for all figures."""
         return {run.recipe: index for index, run in enumerate(self.evidence.first_runs)}
@@ -171,13 +184,15 @@ def summarise(
     best = best_on_validation(recipes, list(recipes))
     candidate = best_seed(rows, best[0])
     champion, why = judge(candidate, choice_words(candidate, rows, recipes[best[0]], best[1:]))
+    if evidence.unranked:
+        champion, why = None, "recipes are not ranked"
     for recipe, summary in recipes.items():
         summary["differences"] = differences_of(evidence, recipe, reference, champion, paired)
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
     initial = {key: evidence.baseline[key] for key in keys}
     compared = {"reference": reference, "recipes": recipes, "points": points}
     return {
-        "headline": headline(compared, evidence.budget),
+        "headline": evidence.unranked or headline(compared, evidence.budget),
         "initial": initial,
         "policies": {run.name: run.metrics["policy"] for run in evidence.trained},
         **compared,
@@ -213,10 +228,11 @@ def differences_of(
 ) -> dict[str, Difference | None]:
     """Return the paired differences of a recipe, over all its seeds, from the reference (seed by
     seed), from the champion and from the initial policy. A value is None for a comparison of a
-    recipe with itself, and if there is no champion."""
-    mine = [run.name for run in evidence.seeds(recipe)]
+    recipe with itself, if seeds are missing, and if there is no champion."""
+    runs, beside = evidence.seeds(recipe), evidence.seeds(reference)
+    mine, are_paired = [r.name for r in runs], [r.seed for r in runs] == [r.seed for r in beside]
     others = {
-        "reference": None if recipe == reference else [r.name for r in evidence.seeds(reference)],
+        "reference": [r.name for r in beside] if recipe != reference and are_paired else None,
         "champion": [name_of(champion)] if champion and recipe != champion["recipe"] else None,
         "initial": [INITIAL],
     }

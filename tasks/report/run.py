@@ -15,7 +15,7 @@ from tasks.report import rounds
 from tasks.report.answers import shown_runs, write_rollouts
 from tasks.report.curves import COMPARED
 from tasks.report.evidence import read_evidence
-from tasks.report.measured import measured_text
+from tasks.report.measured import measured_script
 from tasks.report.results import Row, results_of, stale_runs
 from tasks.report.settings import ReportSettings
 from tasks.report.views.page import page
@@ -25,12 +25,19 @@ from tasks.report.views.tables import text_table
 
 logger = logging.getLogger(__name__)
 
+NO_ROLLOUTS = {"runs": [], "changes": [], "total": 0, "prompts": []}
+
 
 def main(stage: Stage) -> None:
     """Read everything, write and record the report; print the leaderboard unless in a flow."""
-    evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
+    experiment, ended = stage.section("experiment", Experiment), stage.options.cells
+    evidence = read_evidence(stage.layout, experiment, ended)
     results = results_of(evidence, stage.section("report", ReportSettings))
     summary, out = results.summary, stage.layout.report
+    write_text(out / "measured.js", measured_script(stage.layout, results))
+    if ended:  # the page alone, of an unfinished experiment
+        write_text(out / "index.html", page(results, NO_ROLLOUTS))
+        return
     for run, words in stale_runs(results):  # warn if groups were sized by the profile
         logger.log(logging.WARNING if run.reads_profile else logging.INFO, "%s", words)
     earlier = rounds.read_rounds(stage.options.before, results)
@@ -44,7 +51,6 @@ def main(stage: Stage) -> None:
     shown = shown_runs(results.rows, summary["champion"])
     rollouts = write_rollouts(out / "rollouts.parquet", stage.layout, results, shown)
     write_text(out / "index.html", page(results, rollouts, earlier))
-    write_text(out / "measured.txt", measured_text(stage.layout, evidence))
     write_metrics(out / "metrics", results.rows)
     for account, picture in plots(results).items():
         write_text(out / "plots" / f"{account}.svg", picture)

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from tasks.common.artifacts import Layout
+from tasks.common.params import Budget
+from tasks.report.run import NO_ROLLOUTS
+from tasks.report.views.page import page
 from tests.report.browser import Browser
-from tests.report.conftest import HOSTILE, RECIPE
+from tests.report.conftest import HOSTILE, RECIPE, results
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
@@ -16,6 +19,7 @@ TRACES = (
     "[...document.querySelectorAll('[data-chart={}] .plot')].flatMap(p => p.data.map(t => t.name))"
 )
 ROWS = "#prompts > tr"
+UNFOLD = "document.querySelectorAll('details').forEach(part => (part.open = true))"
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +68,14 @@ def test_the_page_opens_without_an_error_or_a_request(
     browser.open(pages[name])
     assert browser.problems == []
     requests = [url for url in browser.requests if not url.startswith(("data:", "blob:"))]
-    assert requests == [pages[name].as_uri()]
+    assert requests == [pages[name].as_uri(), pages[name].with_name("measured.js").as_uri()]
+    assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 3
+    browser.run(UNFOLD)
+    browser.settle()
     assert browser.run("document.querySelectorAll('[data-chart]').length") == 10
     assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 10
+    assert browser.run("document.querySelectorAll('.key-of:has(span)').length") == 10
+    assert browser.problems == []
 
 
 def test_errors_of_a_page_are_recorded(browser: Browser, tmp_path: Path) -> None:
@@ -81,13 +90,15 @@ def test_errors_of_a_page_are_recorded(browser: Browser, tmp_path: Path) -> None
 
 def test_hostile_text_is_shown_and_not_run(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["hostile"])
+    browser.run(UNFOLD)
+    browser.settle()
     browser.run("document.querySelector('#prompts button').click()")
     assert browser.run("document.querySelector('#prompts .card pre').textContent") == HOSTILE
     assert browser.run("window.hacked ?? null") is None
     assert browser.run("document.querySelectorAll('img, .rollouts script').length") == 0
     ticks = texts(browser, "[data-chart=levels] .ytick")
     assert any("<script>" in tick for tick in ticks), "plotly shows it as text"
-    assert RECIPE in texts(browser, "[data-chart=differences] .ytick")
+    assert RECIPE in texts(browser, "[data-chart=tested] .ytick")
     # the page's policy would stop an injected script
     script = "Object.assign(document.createElement('script'), {text: 'window.hacked = 3'})"
     browser.run(f"document.body.append({script})")
@@ -98,6 +109,8 @@ def test_a_recipe_is_hidden_by_its_button_and_by_the_keyboard(
     browser: Browser, pages: dict[str, Path]
 ) -> None:
     browser.open(pages["plain"])
+    browser.run(UNFOLD)
+    browser.settle()
     traces = TRACES.format("accuracy")
     assert {"grpo", "sgpo", "grpo/0", "sgpo/1"} <= set(browser.run(traces))
     browser.run("document.querySelector('[data-recipe=grpo]').click()")
@@ -151,8 +164,10 @@ def test_rollouts_are_found_by_text_and_change(browser: Browser, pages: dict[str
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, pages: dict[str, Path]) -> None:
     browser.resize(390, 844, touch=True)
-    for page in pages.values():
-        browser.open(page)
+    for path in pages.values():
+        browser.open(path)
+        browser.run(UNFOLD)
+        browser.settle()
         browser.run("document.querySelector('#prompts button').click()")
         browser.settle()
         assert browser.run("document.documentElement.scrollWidth") == 390
@@ -163,6 +178,60 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Browser, pages: dict[str, 
         bottom = "one => one.getBoundingClientRect().bottom"
         buttons = browser.run(f"[...document.querySelectorAll('.recipes button')].map({bottom})")
         assert max(buttons) <= browser.run(f"({bottom})(document.querySelector('.recipes'))")
+
+
+def test_the_page_is_short_and_its_tables_show_that_they_scroll(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    height = "document.documentElement.scrollHeight"
+    browser.resize(1280, 900)
+    browser.open(pages["plain"])
+    assert browser.run(height) <= 4000
+    browser.resize(390, 844, touch=True)
+    browser.settle()
+    table = "document.querySelector('.scroll')"
+    assert browser.run(f"{table}.scrollWidth > {table}.clientWidth")
+    assert browser.run(f"getComputedStyle({table}).backgroundAttachment") == (
+        "local, local, scroll, scroll"  # shades at the edges, and covers that scroll with the table
+    )
+
+
+def test_the_page_starts_on_the_account_of_the_budget(
+    browser: Browser, finished: Layout, tmp_path: Path
+) -> None:
+    """Its slider is at all that was spent: 600 GFLOPs."""
+    path = tmp_path / "index.html"
+    path.write_text(page(results(finished, budget=Budget("executed", 6e11)), NO_ROLLOUTS))
+    browser.open(path)
+    assert texts(browser, "select option:checked")[:1] == ["executed"]
+    assert texts(browser, "[data-chart=budget] option:checked") == ["executed"]
+    assert texts(browser, "#advice")[0].startswith("With 600 GFLOPs executed, take ")
+
+
+def test_seconds_are_of_the_weights_of_the_page(
+    browser: Browser, copied: Layout, pages: dict[str, Path]
+) -> None:
+    """grpo has 62 s for 9,000 tokens; sgpo/1 has other weights on the second page."""
+    cells = "[...document.querySelectorAll('main table')[0].rows].map(r => [...r.cells].slice(-2))"
+    words = f"{cells}.map(row => row.map(cell => cell.textContent).join(' '))"
+    browser.open(pages["plain"])
+    ours = ["seconds tokens/s", "28 286", "62 145", "28 286", "62 145", "– –"]
+    assert browser.run(words) == ours
+    script = copied.report / "measured.js"
+    script.write_text(script.read_text().replace("sgpo/1 sgpo-1", "sgpo/1 other"))
+    browser.open(copied.report / "index.html")
+    assert browser.run(words) == [ours[0], "– –", *ours[2:]]
+
+
+def test_the_key_of_a_chart_has_its_colours(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["plain"])
+    browser.run(UNFOLD)
+    browser.settle()
+    assert texts(browser, "[data-chart=accuracy] .key-of span") == ["grpo", "sgpo"]
+    assert texts(browser, "[data-chart=tested] .key-of span") == ["sgpo", "grpo", "initial"]
+    assert texts(browser, "[data-chart=transitions] .key-of span") == ["grpo"]
+    shown = "getComputedStyle(document.querySelector('[data-chart=accuracy] .key-of i'))"
+    assert browser.run(f"{shown}.backgroundColor") == "rgb(0, 114, 178)"
 
 
 def test_the_first_screen_has_sentence_curve_and_table(

@@ -53,7 +53,7 @@ def test_the_advice_in_words() -> None:
     found = advice_at(2e9, {"a": 0.6, "b": 0.55}, draws, BEGAN)
     assert advice_words("executed", found) == (
         "With 2 GFLOPs executed, take a: 60.0% validation accuracy (95 % interval 60.0% to 60.0%), "
-        "the best in 75% of the draws. Not told apart from it: b."
+        "the best in 75% of the draws. Not significantly worse: b."
     )
     flat = advice_at(2e9, {"a": 0.6}, {"a": np.array([0.4, 0.7])}, {"a": 0.5})
     assert advice_words("executed", flat).endswith(

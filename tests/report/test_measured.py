@@ -1,6 +1,8 @@
 """Seconds, time and place of the report, and the use of tokens."""
 
+import json
 import re
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -10,26 +12,28 @@ from tasks.common.artifacts import TRAIN_ROLLOUTS, Layout
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.params import Experiment
 from tasks.report.evidence import read_evidence, read_tokens
-from tasks.report.measured import (
-    all_measured,
-    commit_words,
-    measured_text,
-    total_seconds,
-)
+from tasks.report.measured import all_measured, measured_script, total_seconds
 from tasks.report.views.prompts import class_tokens
+from tests.report.conftest import results
+
+
+def read(script: str) -> dict[str, Any]:
+    return dict(json.loads(script.removeprefix("var measured = ").removesuffix(";\n")))
 
 
 def test_seconds_are_measured_on_this_machine(finished: Layout) -> None:
     """sgpo has a third of grpo's 60 s, the profile's 6 s, and 2 s lost to kills."""
-    evidence = read_evidence(finished, Experiment(["grpo", "sgpo"], [0]))
-    measured = all_measured(finished, evidence)
-    assert [total_seconds(measured, run) for run in evidence.trained] == pytest.approx([62, 28])
-    first, *lines = measured_text(finished, evidence).splitlines()
-    assert re.match(r"made \d{4}-\d\d-\d\d \d\d:\d\d UTC from .* on ", first)
-    assert "profile: profile 6.0" in lines
-    (line,) = [line for line in lines if line.startswith("grpo/0: ")]
-    assert "train 60.0" in line
-    assert "lost seconds 2.0" in line
+    found = results(finished, seeds=[0])
+    measured = all_measured(finished, found.evidence)
+    totals = [total_seconds(measured, run) for run in found.evidence.trained]
+    assert totals == pytest.approx([62, 28])
+    written = read(measured_script(finished, found))
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC from .* on ", written["made"])
+    assert written["profile"]["seconds"] == {"profile": 6.0}
+    grpo, sgpo = written["cells"]["grpo/0 grpo-0"], written["cells"]["sgpo/0 sgpo-0"]
+    assert (grpo["seconds"]["train"], grpo["lost"]["seconds"]) == (60.0, 2.0)
+    assert grpo["shown"] == ["62", "145"]  # of 9,000 tokens
+    assert sgpo["shown"] == ["28", "286"]  # of 3,000, and 5,000 of the profile
 
 
 def test_a_restored_cell_has_no_seconds(layout: Layout) -> None:
@@ -40,14 +44,8 @@ def test_a_restored_cell_has_no_seconds(layout: Layout) -> None:
     layout.measured("sgpo-1").unlink()
     measured = all_measured(layout, evidence)
     assert [total_seconds(measured, run) for run in evidence.trained] == [None, None]
-    text = measured_text(layout, evidence)
-    assert "sgpo/0: not measured here\nsgpo/1: not measured here\n" in text
-
-
-def test_the_commit_in_words() -> None:
-    commits = ({"git": "0123456789abcdef"}, {"git": "0123456789abcdef-dirty"}, {})
-    words = ["0123456789", "0123456789, with changes", "no git repository"]
-    assert [*map(commit_words, commits)] == words
+    cells = read(measured_script(layout, results(layout, ["sgpo"])))["cells"]
+    assert [cell["shown"] for cell in cells.values()] == [[], []]
 
 
 def test_tokens_are_counted_by_prompt_and_advantage(layout: Layout) -> None:

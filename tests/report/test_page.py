@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,22 +59,28 @@ def html(hostile: Path) -> str:
 def test_the_page_fetches_nothing_and_is_well_formed(html: str) -> None:
     elements = Elements()
     elements.feed(html)
-    assert elements.fetched == []
+    assert elements.fetched == ["script measured.js"]
     assert elements.open == []
     before, _, _ = html.partition("<script>")
     assert "url(" not in before
     assert "@import" not in before
-    assert "$" not in before.partition('<script type="application/json"')[0]
+    filled = before.partition('<script type="application/json"')[0]
+    assert "$" not in filled.replace(escape(HOSTILE), "")
 
 
 def test_only_the_pages_own_scripts_may_run(html: str) -> None:
-    """The policy has the digests of Plotly's script and the page's two; the data are no script."""
+    """The policy has the digests of Plotly's script and the page's two, and a nonce for the
+    measured seconds: the digest of the data, which the data cannot contain. They are no script."""
     elements = Elements()
     elements.feed(html)
-    assert elements.seen.count("script") == 4
-    _data, *scripts = elements.texts["script"]
-    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
-    expected = " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert elements.seen.count("script") == 5
+    digests = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in elements.texts["script"]
+    ]
+    nonce, *others = digests
+    expected = " ".join([*(f"'sha256-{digest}'" for digest in others), f"'nonce-{nonce}'"])
+    assert f'<script src="measured.js" nonce="{nonce}"></script>' in html
     assert elements.policy.startswith("default-src 'none';")
     assert elements.policy.endswith(f"script-src {expected}")
 
@@ -137,6 +144,7 @@ def test_plots_have_the_pages_colours_and_the_groups_of_the_reference(reported: 
         for picture, style in zip((light, dark), page, strict=True):
             (colour,) = re.findall(rf"--c{number}: (#[0-9a-f]{{6}});", style)
             assert colour in picture
+    assert ">test pass@1</text>" in light
     assert "times less" not in light  # the two do not differ on test
     for words, share in {"all wrong": 13, "mixed": 77, "all right": 10}.items():
         assert re.search(rf">{words}</text>.{{,40}}<text[^>]*>{share}%</text>", light, re.DOTALL)

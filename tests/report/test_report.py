@@ -14,20 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.common.artifacts import CURVE, STEPS, Layout
+from tasks.common.artifacts import CURVE, PROFILE, STEPS, Layout
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import ArtifactError
-from tasks.common.params import Budget
+from tasks.common.params import Budget, Experiment
 from tasks.report.curves import flops_words, unit
+from tasks.report.evidence import read_evidence
 from tasks.report.results import Results, results_of
+from tasks.report.run import NO_ROLLOUTS
 from tasks.report.settings import ReportSettings
 from tasks.report.views.figures import steps_binned
 from tasks.report.views.page import page
 from tasks.report.views.tables import forecast_table, leaderboard_table, text_table
-from tests.report.conftest import results, write_params, write_plans, write_training
+from tests.report.conftest import results, run_report, write_params, write_plans, write_training
 
 ACCOUNTS = ("charged", "charged_mixed", "executed")
-NO_ROLLOUTS = {"runs": [], "changes": [], "total": 0, "prompts": []}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,75 @@ def test_a_budget_compares_at_every_branch(layout: Layout) -> None:
     assert re.search(r"^sgpo +25% +49\.0% +\+4\.0 \(.*\) +\d\.\d \(", words, re.MULTILINE)
     without = results(layout, seeds=[0]).summary["points"]["sgpo"]
     assert [point["share"] for point in without] == [1.0]
+
+
+def test_the_page_has_model_data_and_budget_and_starts_on_its_account(layout: Layout) -> None:
+    html = page(results(layout, budget=Budget("executed", 6e11)), NO_ROLLOUTS)
+    words = "tiny (0.44M parameters) on reasoning_gym/chain_sum, 600 GFLOPs executed per recipe"
+    assert f"<title>Winnow: {words}</title>" in html
+    assert f"<h1>{words}</h1>" in html
+    assert data_of(html)["account"] == "executed"
+
+
+def test_test_accuracy_is_drawn_with_its_interval(found: Results) -> None:
+    """Of two seeds the interval is from the lowest to the highest end: 46 % to 58 % for grpo."""
+    one, *others = data_of(page(found, NO_ROLLOUTS))["charts"]["tested"]["variants"]
+    drawn = {trace["name"]: trace for trace in one["data"]}
+    assert list(drawn) == ["sgpo", "grpo", "initial"]
+    assert [trace["x"][0] for trace in drawn.values()] == pytest.approx([0.53, 0.52, 0.40])
+    assert [len(other["data"]) for other in others] == [
+        1,
+        1,
+        2,
+    ]  # over grpo, sgpo/1 and the initial
+    for name, half in (("initial", 0.04), ("grpo", 0.06)):
+        error = drawn[name]["error_x"]
+        assert error["array"] + error["arrayminus"] == pytest.approx([half, half])
+
+
+def test_an_unfinished_page_names_the_missing_cells(copied: Layout) -> None:
+    """No other file changes, nothing is recorded, and no recipe is ranked. grpo/1 is in no pair."""
+    before = {path: path.read_bytes() for path in copied.root.rglob("*") if path.is_file()}
+    run_report(copied, "--cells", "grpo/1", "sgpo/0", "grpo/0")
+    after = {path: path.read_bytes() for path in copied.root.rglob("*") if path.is_file()}
+    changed = {path.name for path in after if after[path] != before.get(path)}
+    assert changed == {"index.html", "measured.js"}
+    html = (copied.report / "index.html").read_text()
+    assert "Unfinished: 3 of 4 cells have ended" in html
+    assert "Missing: sgpo/1.</p>" in html
+    assert "<b>Champion: none.</b>" in html
+    assert {*data_of(html)["advice"]["charged"]} == {
+        read_evidence(
+            copied, Experiment(["grpo", "sgpo"], [0, 1]), ["grpo/0", "grpo/1", "sgpo/0"]
+        ).unranked
+    }
+    assert data_of(html)["rollouts"]["prompts"] == []
+
+
+def test_a_profile_without_a_success_ranks_no_recipe(layout: Layout) -> None:
+    """99 of 128 samples are truncated. A run with a success on test is ranked."""
+    counts = {"wrong": [0, 29], "truncated": [64, 35], "correct": [0, 0], "num_samples": [64, 64]}
+    profile = PROFILE.read(layout.profile / "profile.parquet")[:2]
+    PROFILE.write(
+        layout.profile / "profile.parquet",
+        profile.with_columns(
+            **{k: pl.Series(v, dtype=pl.Int32) for k, v in counts.items()}, pass_rate=0.0
+        ),
+    )
+    found = results(layout)
+    assert found.summary["champion"]
+    trained = [
+        replace(run, metrics={**run.metrics, "pass_at_1": 0.0}) for run in found.evidence.trained
+    ]
+    summary = results_of(
+        replace(found.evidence, trained=trained), ReportSettings(num_bootstrap=10)
+    ).summary
+    assert summary["headline"] == (
+        "Recipes are not ranked, because no sample of the profile is correct: of 128 samples 99 "
+        "truncated, 29 wrong. To change that, raise sampling.max_tokens, which most completions "
+        "reach."
+    )
+    assert (summary["champion"], summary["why"]) == (None, "recipes are not ranked")
 
 
 def test_runs_with_rollouts_of_another_run_are_named(found: Results) -> None:
@@ -262,7 +332,7 @@ def test_equal_inputs_give_equal_outputs(reported: Layout, layout: Layout, tmp_p
     names += [f"plots/{name}.svg" for name in (*ACCOUNTS, "executed-dark")]
     written = [path for path in reported.report.rglob("*") if path.is_file()]
     written_names = {path.relative_to(reported.report).as_posix() for path in written}
-    assert written_names == {*names, "measured.txt"}
+    assert written_names == {*names, "measured.js"}
     before = {name: (reported.report / name).read_bytes() for name in names}
     for note in layout.measured("*").parent.iterdir():
         note.unlink()

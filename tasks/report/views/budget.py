@@ -88,7 +88,7 @@ def advice_words(axis: str, advice: Advice) -> str:
     if len(advice["recipes"]) > 1:
         words += f", the best in {mine['best']:.0%} of the draws"
     if advice["level_with"]:
-        words += f". Not told apart from it: {', '.join(advice['level_with'])}"
+        words += f". Not significantly worse: {', '.join(advice['level_with'])}"
     if mine["low"] <= mine["began"]:
         words += f". Not shown to be above the {mine['began']:.1%} that it began with"
     return f"{words}."

@@ -61,8 +61,7 @@ function layout(own) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("@soft"), activecolor: colour("@ink") },
-    showlegend: false,
-    legend: { orientation: "h", y: -0.22 },
+    showlegend: false, // `drawKey` draws it
     hovermode: "closest",
     hoverlabel: { bgcolor: colour("@raised"), bordercolor: colour("@soft"), font: { ...font }, namelength: -1 },
     dragmode: onTouch ? false : "zoom", // a finger on a chart scrolls the page
@@ -75,6 +74,7 @@ function layout(own) {
 
 function draw(name) {
   const place = document.querySelector(`[data-chart="${name}"] .plot`);
+  if (!place.checkVisibility()) return; // it is drawn when its part of the page opens
   const variant = data.charts[name].variants[chosen[name]];
   const traces = variant.data.filter((trace) => !hidden.has(trace.legendgroup));
   const groups = new Set(traces.map((trace) => trace.legendgroup).filter(Boolean));
@@ -82,6 +82,17 @@ function draw(name) {
   const shown = layout(withRowsOf(few, variant.layout));
   place.style.height = `${shown.height}px`; // plotly forgets it when the window changes its size
   Plotly.react(place, few.map((trace) => coloured(trace)), shown, SETTINGS);
+  drawKey(place.nextElementSibling, few, variant.name);
+}
+
+// the colours of a chart by recipe, or by trace where it has several of one recipe
+function drawKey(place, traces, recipe) {
+  const hue = (trace) => trace.colorscale?.[1][1] ?? (trace.marker ?? trace.line).color;
+  const named = traces.filter((trace) => trace.showlegend !== false);
+  const first = new Map(named.reverse().map((trace) => [trace.legendgroup || trace.name || recipe, hue(trace)]));
+  const spans = [...first].reverse().map(([words]) => element("span", {}, element("i"), words));
+  spans.forEach((span) => (span.firstChild.style.background = colour(first.get(span.textContent))));
+  place.replaceChildren(...spans);
 }
 
 // a layout of rows with a name each, without those that nothing is shown of
@@ -118,11 +129,12 @@ function start(figure) {
     figure.prepend(element("p", { textContent: "Nothing was measured." }));
     return;
   }
-  figure.prepend(place);
-  chosen[name] = 0;
+  figure.prepend(place, element("div", { className: "note key-of" }));
+  chosen[name] = Math.max(0, variants.findIndex((variant) => variant.name === data.account));
   if (variants.length > 1) {
     const options = variants.map((variant, value) => element("option", { value, textContent: variant.name }));
     const choice = element("select", {}, ...options);
+    choice.value = chosen[name];
     choice.addEventListener("change", () => choose(name, Number(choice.value)));
     const words = `${figure.dataset.choice || "show"} `;
     figure.prepend(element("label", { className: "choice" }, words, choice));
@@ -153,6 +165,11 @@ for (const [id, isShown] of [["show-all", true], ["show-none", false]]) {
   });
 }
 document.querySelectorAll("[data-chart]").forEach(start);
+document.querySelectorAll("details").forEach((part) => part.addEventListener("toggle", drawAll));
+for (const place of document.querySelectorAll("[data-measured]")) {
+  const cells = [...place.closest("tr").cells].slice(-2); // measured.js sets `measured`, if it exists
+  globalThis.measured?.cells[place.dataset.measured]?.shown.forEach((words, at) => (cells[at].textContent = words));
+}
 document.getElementById("budget").addEventListener("input", advise);
 advise();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

@@ -25,14 +25,15 @@ def css(index: int) -> str:
     return f"var(--c{index % NUM_COLOURS})"
 
 
-def colour(index: int, share: float = 1.0) -> str:
-    """Return a page colour for a chart; a share below 1 gives a paler, opaque colour."""
-    return f"@c{index % NUM_COLOURS}:{share:g}"
+def colour(index: int | None, share: float = 1.0) -> str:
+    """Return a page colour for a chart; a share below 1 gives a paler, opaque colour. Without an
+    index, return that of the initial policy."""
+    return "@initial" if index is None else f"@c{index % NUM_COLOURS}:{share:g}"
 
 
-def dash(index: int) -> str:
+def dash(index: int | None) -> str:
     """Return the dash style of line number `index`; it changes every NUM_COLOURS lines."""
-    return DASHES[index // NUM_COLOURS % len(DASHES)]
+    return DASHES[(index or 0) // NUM_COLOURS % len(DASHES)]
 
 
 def chart(label: str, variants: Mapping[str, Variant]) -> Chart:
@@ -65,7 +66,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def line(
     name: str,
-    index: int,
+    index: int | None,
     xs: Sequence[float],
     ys: Sequence[Any],
     hover: str,
@@ -90,7 +91,7 @@ def line(
 
 def dots(
     name: str,
-    index: int,
+    index: int | None,
     xs: Sequence[float],
     ys: Sequence[Any],
     hover: str,

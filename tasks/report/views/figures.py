@@ -41,6 +41,7 @@ STEP_SERIES = {
     "KL": ("kl", "KL from the reference policy, nats", False),
     "truncated": ("truncated_rate", "share of truncated completions", True),
 }
+HEIGHT = 300  # pixels of the charts on the first screen
 NUM_BINS = 24  # bins of steps
 MAX_PASSES = 5  # maximum number of passes in a calibration figure
 DOT_SHARE = 0.55  # share of the line's colour, for single validations
@@ -59,11 +60,8 @@ def legend(colours: Mapping[str, int]) -> str:
 
 
 def accuracy(results: Results) -> Chart:
-    """Return a chart of validation accuracy against each of AXES, the budget's account first."""
-    budget = results.evidence.budget
-    first = budget.account if budget else None
-    axes = sorted(AXES, key=lambda axis: axis != first)
-    variants = {axis: accuracy_over(results, axis) for axis in axes}
+    """Return a chart of validation accuracy against each of AXES."""
+    variants = {axis: accuracy_over(results, axis) for axis in AXES}
     return chart("validation accuracy over what was spent, a fitted line per recipe", variants)
 
 
@@ -90,7 +88,7 @@ def accuracy_over(results: Results, axis: str) -> Variant:
         hover = f"%{{y:.1%}} with %{{x:,.4~g}} {name}"
         shown = dots(str(run), colours[recipe], xs, ys, hover, group=recipe, share=DOT_SHARE)
         traces.append(shown)
-    words, layout = axis_words(axis, name), {"xaxis_rangemode": "tozero", "height": 300}
+    words, layout = axis_words(axis, name), {"xaxis_rangemode": "tozero", "height": HEIGHT}
     return variant(traces, words, "validation accuracy", percent="y", **layout)
 
 
@@ -162,7 +160,6 @@ def calibration(passes: Sequence[Drift], index: int) -> Variant:
         "pass rate in the profile",
         "success in training",
         percent="xy",
-        showlegend=True,
         xaxis_range=[-0.02, 1.02],
         yaxis_range=[-0.02, 1.02],
     )
@@ -203,29 +200,37 @@ def compute_parts(results: Results) -> Chart:
     return chart("compute by what it was spent on", variants)
 
 
-def differences(results: Results) -> Chart:
-    """Return a chart of the paired differences of every recipe's pass@1, in percentage points."""
-    recipes = results.summary["recipes"]
-    names = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
-    variants = {}
+def tested(results: Results) -> Chart:
+    """Return a chart of test pass@1 with its interval, of the recipes and the initial policy, and
+    of the recipes' paired differences in percentage points."""
+    found, colours = results.tested, results.colours
+    names = sorted(found, key=lambda name: -found[name]["mean"])
+    layout = rows_layout(names)
+    layout |= {"height": max(HEIGHT, layout["height"]), "xaxis_zeroline": True}
+    traces = [interval(name, colours.get(name), found[name], 1.0, ".1%") for name in names]
+    words = "test pass@1, 95 % interval"
+    variants = {"pass@1": variant(traces, words, "", percent="x", **layout)}
     for other in COMPARISONS:
-        found = {name: recipes[name]["differences"][other] for name in names}
+        differences = {name: results.summary["recipes"][name]["differences"] for name in colours}
         traces = [
-            difference(name, results.colours[name], value)
-            for name, value in found.items()
-            if value is not None
+            interval(name, colours[name], value[other], 100.0, "+.1f", " points")
+            for name, value in differences.items()
+            if value[other] is not None
         ]
         if traces:
-            words = f"points of pass@1 over the {other}"
-            layout = {"xaxis_zeroline": True, **rows_layout(names)}
+            words = f"points of pass@1 over the {other}, 95 % interval"
             variants[f"over the {other}"] = variant(traces, words, "", **layout)
-    return chart("paired differences of pass@1 with 95 % intervals", variants)
+    return chart("test pass@1 and its paired differences, with 95 % intervals", variants)
 
 
-def difference(name: str, index: int, found: Mapping[str, Any]) -> Trace:
-    mean, low, high = (100 * found[key] for key in ("mean", "low", "high"))
-    hover = f"%{{x:+.1f}} points ({low:+.1f} to {high:+.1f})"
-    trace = dots(name, index, [mean], [escape(name)], hover, group=name)
+def interval(
+    name: str, index: int | None, found: Mapping[str, Any], size: float, form: str, unit: str = ""
+) -> Trace:
+    """Return a dot with its interval in the row `name`, which is a recipe if it has an index."""
+    mean, low, high = (size * found[key] for key in ("mean", "low", "high"))
+    hover = f"%{{x:{form}}}{unit} ({low:{form}} to {high:{form}})"
+    group = "" if index is None else name
+    trace = dots(name, index, [mean], [escape(name)], hover, group=group)
     arrays = {"symmetric": False, "array": [high - mean], "arrayminus": [mean - low]}
     return trace | {"error_x": {"type": "data", "color": colour(index), **arrays}}
 

@@ -1,9 +1,9 @@
 """The page: tables and text in the template `page.html`, and data that its scripts draw. It is a
-single file that makes no network requests.
+single file that makes no network requests; it loads only `measured.js` beside it, if that exists.
 
 The output of policies is data: the page contains it as JSON in which no tag can begin, and the
 script displays it as text. As a second barrier, the page's content security policy allows only its
-own scripts, by their digests, and forbids all requests."""
+own scripts, by their digests and a nonce, and forbids all other requests."""
 
 import base64
 import hashlib
@@ -17,6 +17,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from tasks.report.curves import amount
 from tasks.report.evidence import Evidence
 from tasks.report.results import Results, name_of, stale_runs
 from tasks.report.rounds import Round
@@ -28,12 +29,15 @@ SCRIPTS = ("charts.js", "rollouts.js")
 
 
 def page(results: Results, rollouts: Mapping[str, Any], rounds: Sequence[Round] = ()) -> str:
-    advices = budget.advise(results.fits)
-    words = {axis: [budget.advice_words(axis, a) for a in found] for axis, found in advices.items()}
+    advices, limit = budget.advise(results.fits), results.evidence.budget
+    words = {
+        axis: [results.evidence.unranked or budget.advice_words(axis, one) for one in found]
+        for axis, found in advices.items()
+    }
     charts = {  # by place in the template
         "accuracy": figures.accuracy(results),
+        "tested": figures.tested(results),
         "steps": figures.over_steps(results),
-        "differences": figures.differences(results),
         "transitions": prompts.transitions(results),
         "parts": figures.compute_parts(results),
         "classes": prompts.tokens_by_class(results),
@@ -44,10 +48,14 @@ def page(results: Results, rollouts: Mapping[str, Any], rounds: Sequence[Round] 
         "budget": budget.chances(advices, results.colours),
     }
     scripts = [get_plotlyjs(), *((HERE / name).read_text() for name in SCRIPTS)]
+    account = limit.account if limit else None
+    shown = data({"charts": charts, "account": account, "advice": words, "rollouts": rollouts})
     return Template((HERE / "page.html").read_text()).substitute(
+        title=escape(title(results.evidence)),
+        nonce=digest_of(shown),  # markup in the data cannot contain it
         digests=" ".join(f"'sha256-{digest_of(script)}'" for script in scripts),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
-        data=data({"charts": charts, "advice": words, "rollouts": rollouts}),
+        data=shown,
         headline=re.sub("`([^`]+)`", r"<code>\1</code>", escape(results.summary["headline"])),
         champion=champion_words(results.summary),
         facts=facts(results.evidence),
@@ -89,6 +97,14 @@ def digest_of(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
+def title(evidence: Evidence) -> str:
+    """Return the policy and its size, the sources of the test prompts, and the budget."""
+    policy, limit = evidence.policy, evidence.budget
+    size = f"{policy['num_parameters'] / 1e6:,.2f}M parameters"
+    each = f"{amount(limit.account, limit.amount)} per recipe" if limit else "no equal budget"
+    return f"{policy['source']} ({size}) on {', '.join(evidence.sources)}, {each}"
+
+
 def champion_words(summary: Mapping[str, Any]) -> str:
     champion = summary["champion"]
     name = name_of(champion) if champion else "none"
@@ -96,22 +112,14 @@ def champion_words(summary: Mapping[str, Any]) -> str:
 
 
 def facts(evidence: Evidence) -> str:
-    """Return facts about policy, profile and test set as HTML, one line each."""
-    policy = evidence.policy
-    base = evidence.baseline
-    profile = evidence.profile
-    tokens = evidence.profile_flops["tokens"]["profile"]
-    seeds = sorted({run.seed for run in evidence.trained})
-    entries = {
-        "policy": f"{policy['architecture']}, {policy['num_parameters']:,} parameters, "
-        f"digest {policy['digest'][:8]}",
-        "profiled": f"{len(profile):,} prompts, {profile['num_samples'].sum():,} rollouts, "
-        f"{tokens:,.0f} tokens",
-        "tested on": f"{base['num_prompts']:,} prompts, {base['num_samples']} samples each",
-        "seeds": ", ".join(map(str, seeds)),
-    }
-    return "".join(
-        f"<div><dt>{name}</dt><dd>{escape(words)}</dd></div>" for name, words in entries.items()
+    """Return the policy, the profile, the test set and the seeds, in one line."""
+    policy, base, profile = evidence.policy, evidence.baseline, evidence.profile
+    seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in evidence.trained}))
+    return escape(
+        f"{policy['architecture']} {policy['digest'][:8]}. Profile: {len(profile):,} prompts, "
+        f"{profile['num_samples'].sum():,} rollouts, "
+        f"{evidence.profile_flops['tokens']['profile']:,.0f} tokens. Tested on "
+        f"{base['num_prompts']:,} prompts, {base['num_samples']} samples each. Seeds: {seeds}."
     )
 
 

@@ -70,9 +70,7 @@ def profile_histogram(profile: pl.DataFrame, run: Trained, index: int) -> Varian
         hover = "%{y} prompts at %{x}: %{fullData.name}"
         traces.append(bars(name, [rate for rate, _ in rates], heights, hue, hover))
     words = "pass rate in the profile"
-    return variant(
-        traces, words, "prompts", barmode="stack", xaxis_type="category", showlegend=True
-    )
+    return variant(traces, words, "prompts", barmode="stack", xaxis_type="category")
 
 
 def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:

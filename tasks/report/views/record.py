@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # without the parquet of all rollouts, which is as large as the stages' own outputs
 RECORDED = (
     *("index.html", "leaderboard.json", "leaderboard.txt"),
-    *("summary.json", "curve.csv", "measured.txt"),
+    *("summary.json", "curve.csv", "measured.js"),
 )
 
 

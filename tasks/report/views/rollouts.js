@@ -90,6 +90,7 @@ Object.values(fields).forEach((field) => field.addEventListener("input", filter)
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
   event.preventDefault();
+  list.closest("details").open = true;
   fields.search.focus();
 });
 filter();

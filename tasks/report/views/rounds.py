@@ -166,6 +166,4 @@ def rates(rounds: Sequence[Round]) -> dict[str, Any]:
         hover = "%{y:,} prompts of pass rate %{x}, %{fullData.name}"
         traces.append(bars(name, list(CLASSES), counts, f"@c0:{share:g}", hover))
     words = "pass rate in the profile"
-    return variant(
-        traces, words, "prompts", barmode="group", xaxis_type="category", showlegend=True
-    )
+    return variant(traces, words, "prompts", barmode="group", xaxis_type="category")

@@ -10,6 +10,7 @@ import polars as pl
 from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.params import listed
 from tasks.report.curves import COMPARED, flops_words, unit
+from tasks.report.measured import key_of
 from tasks.report.paired import Difference, points_words
 from tasks.report.results import Results, Row, name_of
 from tasks.report.views.charts import css
@@ -101,8 +102,8 @@ def points_at_shares(summary: Mapping[str, Any]) -> Captioned:
         for point in points
     ]
     caption = (
-        f"Validation accuracy at shares of the run; times less compute to what {reference} has "
-        "there:"
+        "Validation accuracy at shares of the run; times less compute to reach "
+        f"{reference}'s accuracy there:"
     )
     return caption, [headers, *rows]
 
@@ -184,14 +185,20 @@ def leaderboard_table(results: Results) -> str:
         **{f"flops_{account}": {"total": 0.0} for account in COMPARED},
         "validation": evidence.trained[0].curve["accuracy"][0],
     }
-    names = [mark(results, name_of(row)) for row in rows]
+    keys = {run.name: escape(key_of(run)) for run in evidence.trained}
+    names = [
+        f'<span data-measured="{keys[name_of(row)]}">{mark(results, name_of(row))}</span>'
+        for row in rows
+    ]
     names.append('<i class="mark initial"></i>initial')
     body = []
     for name, row in zip(names, [*rows, initial], strict=True):
         _, _, *cells = leader_cells(row, size)
         validation = f"{row['validation']:.1%}"
-        body.append([name, *cells[:3], share(row["pass_at"][most]), validation, *cells[3:]])
+        cells[3:3] = [share(row["pass_at"][most]), validation]
+        body.append([name, *cells, *"––"])  # the last two are filled in from measured.js
     headers = ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]]
+    headers += ["seconds", "tokens/s"]
     notes = [unit_words(unit_name), *other_generation(rows)]
     paragraphs = "".join(f'<p class="note">{escape(note)}.</p>' for note in notes)
     return html_table(headers, body, raw=1) + paragraphs
