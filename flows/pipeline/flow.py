@@ -96,6 +96,8 @@ def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
                 states[stage] = state
                 sorter.done(stage)
                 print_failure(stages, stage, states)
+                if stage.startswith("evaluate@") and states[stage].name in ("Ran", "Restored"):
+                    stages.write_page()
     return states
 
 

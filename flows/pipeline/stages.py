@@ -1,6 +1,9 @@
 """The stages of one flow run: the changes that DVC finds, and bringing a stage up to date."""
 
+import logging
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +15,12 @@ from tasks.common import params
 from tasks.common.code import installed_version
 from tasks.common.files import REASONS, ArtifactError, digest_file, read_json
 
+logger = logging.getLogger(__name__)
+
 CODE = "code"  # the stage that digests the code: all others depend on its outputs
 ALWAYS = "always changed"  # dvc's message about that stage in a user's own project
 NO_ROOM = re.compile(rf"^ERROR: .*\[Errno ({'|'.join(map(str, REASONS))})\]")  # dvc's own message
+PAGE_SHARE = 0.05  # largest share of the time for the page of an unfinished report
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
 
 
@@ -36,6 +42,7 @@ class Stages:
     forced: set[str]
     outcomes: dict[str, str] = field(default_factory=dict)
     code_reason: str = ""
+    page_due: float = 0.0  # when the report's page may be written again; monotonic seconds
 
     @classmethod
     def examine(
@@ -124,6 +131,30 @@ class Stages:
     def reason(self, stage: str, changes: list[Any]) -> str:
         phrases = explain(self.root, stage, changes) if changes else []
         return "; ".join((["requested by --force"] if stage in self.forced else []) + phrases)
+
+    def write_page(self) -> None:
+        """Write the report's page of the cells that have ended, unless that takes more than
+        PAGE_SHARE of the time. If it fails, the run goes on without it."""
+        stale, started = set(self.changed) | self.forced, time.monotonic()
+        needed = {stage: selection.upstream(self.needs, [stage]) for stage in self.needs}
+        waiting = {
+            stage
+            for stage in self.needs
+            if self.outcomes.get(stage, "Failed") not in LABELS
+            and (stage in self.outcomes or needed[stage] & stale)
+        }
+        cells = [stage for stage in self.needs if stage.startswith("evaluate@")]
+        if not waiting & {*cells} or waiting & {"profile", "baseline"} or started < self.page_due:
+            return
+        places = ["--params", str(self.root.layout.code_params), "--data", self.root.folder]
+        command = [sys.executable, "-m", "tasks.report", *places, "--cells"]
+        ended = [params.coordinates(stage) for stage in cells if stage not in waiting]
+        command += [f"{recipe}/{seed}" for _, recipe, seed in ended]
+        environ = commands.environment()
+        done = subprocess.run(command, cwd=commands.ROOT, env=environ, capture_output=True)
+        self.page_due = time.monotonic() + (time.monotonic() - started) / PAGE_SHARE
+        if done.returncode:
+            logger.warning("the report's page was not written: %s", done.stderr.decode()[-500:])
 
     def print_line(self, stage: str, what: str, why: str = "") -> None:
         place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"

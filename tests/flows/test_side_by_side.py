@@ -110,6 +110,7 @@ def test_failed_cells_do_not_stop_the_others(
     assert "\ntrain@grpo-0 | this is train@grpo-0, live\n" in output
     stale = {"allocate@sgpo-0", "train@sgpo-0", "evaluate@winnow-0", "report"}
     assert set(project.status()) == stale
+    assert (project.root / "data/report/index.html").read_text() == "grpo/0"  # of the ended cells
     assert project.record()["status"] == "FAILED"
     (sent,) = notified
     assert sent["subject"].startswith(

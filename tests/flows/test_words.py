@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,6 +133,47 @@ def test_cells_run_one_after_the_other() -> None:
     needs |= {"profile": set(), "allocate@a-0": {"profile"}, "report": {*chains}}
     cells = ["allocate@a-0", "train@a-0", "allocate@b-0", "train@b-0"]
     assert selection.order(needs) == ["profile", *cells, "report"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "changed", "cells"),
+    [
+        ({"evaluate@a-0": "Ran"}, [*"abc"], "a/0"),
+        ({"evaluate@a-0": "Ran", "evaluate@b-0": "Failed"}, [*"abc"], "a/0"),
+        ({"evaluate@b-0": "Restored"}, [*"bc"], "a/0 b/0"),  # a-0 is up to date
+        ({"evaluate@a-0": "Ran", "baseline": "Failed"}, [*"abc"], ""),
+        ({f"evaluate@{name}-0": "Ran" for name in "abc"}, [*"abc"], ""),  # the report follows
+    ],
+)
+def test_the_page_is_written_of_the_cells_that_have_ended(
+    outcomes: dict[str, str],
+    changed: list[str],
+    cells: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not again before it is due; and a failure is a warning."""
+    calls: list[list[str]] = []
+
+    def called(command: list[str], **_: Any) -> Any:
+        calls.append(command)
+        return SimpleNamespace(returncode=1, stderr=b"no room")
+
+    monkeypatch.setattr("flows.pipeline.stages.subprocess.run", called)
+    needs = {f"train@{name}-0": {"profile"} for name in "abc"}
+    needs |= {f"evaluate@{name}-0": {f"train@{name}-0"} for name in "abc"}
+    needs |= {"profile": set(), "baseline": set()}
+    changes = {f"train@{name}-0": ["changed deps"] for name in changed}
+    ended: Any = {"profile": "Ran", **outcomes}
+    found = stages.Stages(DVC, Root(), needs, [*needs], [], changes, set(), ended)
+    found.write_page()
+    assert [" ".join(command).partition("--cells ")[2] for command in calls] == [cells] * bool(
+        cells
+    )
+    assert ("page was not written: no room" in caplog.text) == bool(cells)
+    found.page_due = float("inf")
+    found.write_page()
+    assert len(calls) == bool(cells)
 
 
 @pytest.mark.parametrize(
