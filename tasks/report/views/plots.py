@@ -1,7 +1,8 @@
 """The plots that `dvc plots` shows side by side: validation accuracy against compute in each
-account, and the groups that the reference sampled. They are SVG files without scripts or network
-requests; one also has a dark version. An arrow in the budget account's plot shows how much less
-compute a recipe needed for the reference's final accuracy, as in the report's first sentence."""
+account, test accuracy, and the groups that the reference sampled. They are SVG files without
+scripts or network requests; one also has a dark version. An arrow in the budget account's plot
+shows how much less compute a recipe needed for the reference's final accuracy, as in the report's
+first sentence."""
 
 import io
 import re
@@ -38,7 +39,8 @@ def plots(results: Results) -> dict[str, str]:
 
 
 def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
-    """Return a figure as SVG: accuracy against one account, and a bar of the reference's groups."""
+    """Return a figure as SVG: accuracy against one account, on test by recipe, and a bar of the
+    reference's groups."""
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     paper = ("figure.facecolor", "axes.facecolor")
     # deterministic output, and text that a browser draws in its own font
@@ -47,10 +49,11 @@ def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
     style["grid.color"] = theme["line"]
     with mpl.rc_context(style):
         figure = Figure(SIZE, layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=(5, 1))
+        left, middle, right = figure.subplots(1, 3, width_ratios=(5, 2, 1))
         draw_accuracy(left, results, account, theme)
         if account == budget_account(results.evidence.budget):
             draw_arrow(left, results, account, theme["ink"])
+        draw_tested(middle, results, theme)
         draw_groups(right, results, theme)
         written = io.StringIO()
         # without the document type and the metadata, which contain addresses
@@ -109,6 +112,19 @@ def draw_arrow(axes: Axes, results: Results, account: str, ink: str) -> None:
     axes.annotate("", (needed, target), (needed * times, target), arrowprops=arrow)
     place: Any = {"xytext": (0, 4), "textcoords": "offset points", "horizontalalignment": "center"}
     axes.annotate(f"{times:.1f} times less", (needed * (1 + times) / 2, target), **place)
+
+
+def draw_tested(axes: Axes, results: Results, theme: Mapping[str, str]) -> None:
+    """Draw test pass@1 with its 95 % interval, the initial policy's first."""
+    for place, name in enumerate(["initial", *drawn(results)]):
+        mean, low, high = results.tested[name].values()
+        hue = theme[f"c{place - 1}" if place else "initial"]
+        axes.errorbar(name, mean, [[mean - low], [high - mean]], color=hue, marker="o")
+    axes.set_title("test pass@1", fontsize=9.0, loc="left")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.tick_params(axis="x", rotation=45)
+    axes.grid(axis="y")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_groups(axes: Axes, results: Results, theme: Mapping[str, str]) -> None:
