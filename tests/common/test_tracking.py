@@ -10,8 +10,9 @@ from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file
-from tasks.common.tracking import Tracking, system, track
-from tests.common.record import LOCAL, runs_of
+from tasks.common.tracking import Tracking, pipelines, system, track
+from tests.common.record import LOCAL, away, pending_files, runs_of
+from tests.files import commit_all
 from tests.stages import give_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -296,3 +297,21 @@ def test_rejected_event_is_logged_and_the_rest_recorded(
     assert "MLflow does not accept this params" in caplog.text
     assert "missing.txt does not exist" in caplog.text
     assert not (layout.tracking / "pending").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_dirty"),
+    [("dvc.lock", 0), ("data/report/plot.svg", 0), ("data/rounds/2/dvc.lock", 0)]
+    + [("params.yaml", 1), ("tasks/loop.py", 1), ("recipes/grpo.yaml", 1)],
+)
+def test_commit_is_dirty_after_changes_that_no_run_makes(
+    changed: str, is_dirty: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "project" / changed
+    file.parent.mkdir(parents=True)
+    file.write_text("old")
+    monkeypatch.setattr(pipelines, "ROOT", commit_all(tmp_path) / "project")
+    clean = pipelines.git_tags()
+    assert len(clean["git"]) == 40
+    file.write_text("new")
+    assert pipelines.git_tags() == {**clean, "git": clean["git"] + "-dirty" * is_dirty}

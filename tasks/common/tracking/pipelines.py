@@ -20,6 +20,7 @@ from tasks.common.tracking.journal import Event, milliseconds
 
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 
+ROOT = Path(__file__).resolve().parents[3]
 
 def start_pipeline() -> str:
     """Return the id of a new pipeline that this process starts. Its stages expect the id in the
@@ -83,21 +84,21 @@ def is_alive(tags: Mapping[str, str]) -> bool:
 
 
 def git_tags() -> dict[str, str]:
-    """Return the commit of this code as tags, with `-dirty` if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """Return the commit of this code as tags, with `-dirty` if files differ from it, except those
+    that a run writes."""
+    command = ["git", "--no-optional-locks", "status", "--porcelain=2", "--branch"]
+    command += ["--untracked-files=no", "--", ".", ":(exclude)dvc.lock", ":(exclude)data"]
     try:
         done = subprocess.run(
-            command,
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
+            command, cwd=ROOT, capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return {}
-    commit = done.stdout.strip()
-    return {"git": commit, "mlflow.source.git.commit": commit.removesuffix("-dirty")}
+    (_, _, commit), *lines = map(str.split, done.stdout.splitlines())
+    if commit == "(initial)":  # there is none
+        return {}
+    dirty = "-dirty" * any(line[0] != "#" for line in lines)
+    return {"git": commit + dirty, "mlflow.source.git.commit": commit}
 
 
 def start_event(
