@@ -24,7 +24,7 @@ from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.processes import ending
 from tasks.common.processes.guard import guarded
-from tasks.common.tracking import database
+from tasks.common.tracking import database, runs
 from tasks.common.tracking.settings import Tracking
 
 LAYOUT = Layout(commands.ROOT / "data")
@@ -78,8 +78,9 @@ def run(options: argparse.Namespace) -> int:
                 wait_until_up(one, child, log)
             own = next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
             latest = latest_run(own, auth)
-            pages = {"Prefect": f"/{latest}", "MLflow": ""}
-            for name, page in [*lasting, *((s.name, s.page + pages[s.name]) for s in started)]:
+            pages = {"Prefect": lambda: latest, "MLflow": lambda: runs.page(*record())}
+            own_pages = [(one.name, f"{one.page}/{pages[one.name]()}") for one in started]
+            for name, page in [*lasting, *own_pages]:
                 print(f"{name:9} {page}", flush=True)
             if own and auth:
                 print(HOW_TO_LOG_IN.format(file=server.auth_file()), flush=True)
@@ -143,15 +144,20 @@ def servers(
         lasting.append(("Prefect", summary.page_of(url)))
     else:
         started.append(own)
-    tracking = params.section(params.load(commands.ROOT / "params.yaml"), "tracking", Tracking)
-    uri = tracking.uri or f"sqlite:///{LAYOUT.tracking / 'mlflow.db'}"
+    uri, name = record()
     if uri.startswith(("http://", "https://")):
-        lasting.append(("MLflow", uri))
+        lasting.append(("MLflow", f"{uri.rstrip('/')}/{runs.page(uri, name)}"))
     else:
         listen = (server.HOST, options.mlflow_port)
         start = server.arguments(*listen, "warning", "mlflow")
         started.append(Server("MLflow", start, *listen, "health", database.environment(uri)))
     return lasting, started
+
+
+def record() -> tuple[str, str]:
+    """Return the URI of the project's record of runs, and the name of its experiment."""
+    tracking = params.section(params.load(commands.ROOT / "params.yaml"), "tracking", Tracking)
+    return tracking.uri or f"sqlite:///{LAYOUT.tracking / 'mlflow.db'}", tracking.experiment
 
 
 @contextmanager

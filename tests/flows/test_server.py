@@ -23,6 +23,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tasks.common.processes.ports import free_port
+from tasks.common.tracking import runs, views
 from tests.flows.project import Project
 from tests.flows.test_processes import descendants, is_gone
 from tests.patience import PATIENCE, wait_for
@@ -282,6 +283,13 @@ def test_pages_of_mlflow_show_runs_and_accept_requests_of_their_own_pages_only(
     body = {"experiment_ids": [experiment]}
     with ui.serving(pages) as (child, log):
         ui.wait_until_up(pages, child, log)
+        assert runs.page(*ui.record()) == views.PATH.format(experiment)
+        assert client.get_experiment(experiment).tags[views.TAG] == views.TAGS[views.TAG]
+        client.set_experiment_tag(experiment, views.TAG, "changed by its user")
+        assert runs.page(*ui.record()) == views.PATH.format(experiment)
+        assert client.get_experiment(experiment).tags[views.TAG] == "changed by its user"
+        assert runs.page(str(tmp_path / "params.yaml"), "winnow") == ""
+        assert views.SCRIPT in answer(pages.page).text
         script = re.search(r'src="([^"]+\.js)"', answer(pages.page).text)
         assert script is not None
         assert answer(f"{pages.page}/{script[1]}").status_code == 200

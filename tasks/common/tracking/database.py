@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import follow_folder, make_private_file, make_private_folder, sync_folder
+from tasks.common.tracking import views
 from tasks.common.tracking.runs import artifacts_beside, connect
 
 logger = logging.getLogger(__name__)
@@ -94,8 +95,11 @@ def environment(uri: str) -> dict[str, str]:
 
 def application() -> Any:
     """Return MLflow's application (ASGI), after creating the database if it is missing."""
+    from mlflow.server import app as pages
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores()
+    index = Path(pages.static_folder or "", "index.html").read_text()
+    pages.view_functions["serve"] = lambda: index.replace("<head>", f"<head>{views.SCRIPT}", 1)
     return app

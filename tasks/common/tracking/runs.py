@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from tasks.common.tracking import views
 from tasks.common.tracking.journal import Event
 from tasks.common.tracking.pipelines import git_tags, is_alive, round_words, this_host
 
@@ -188,15 +189,25 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
     place = artifacts_beside(uri).as_uri() if uri.startswith("sqlite:///") else None
     if experiment is None:
         try:
-            tags = {"mlflow.experimentKind": "custom_model_development"}
-            return str(client.create_experiment(name, place, tags))
+            return str(client.create_experiment(name, place, views.TAGS))
         except Exception:
             experiment = client.get_experiment_by_name(name)  # another pipeline was first
             if experiment is None:
                 raise
     if place:
         follow_project(uri, experiment.artifact_location)
+    if views.TAG not in experiment.tags:  # of an earlier version
+        client.set_experiment_tag(experiment.experiment_id, views.TAG, views.TAGS[views.TAG])
     return str(experiment.experiment_id)
+
+
+def page(uri: str, name: str) -> str:
+    """Return the path of the experiment's view on the server; of the home page if the server does
+    not respond or refuses."""
+    try:
+        return views.PATH.format(within(20.0, lambda: experiment_id(connect(uri), uri, name)))
+    except Exception:  # of any kind
+        return ""
 
 
 def follow_project(uri: str, recorded: str) -> None:
