@@ -9,6 +9,9 @@ import yaml
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_checked, write_checked
+from tasks.common.files import digest_file, read_json
+from tasks.common.tracking import views
+from tasks.report.results import name_of
 from tests.report.conftest import run_report, write_params
 from tests.stages import give_record, run_stage
 
@@ -56,6 +59,16 @@ def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(reported
 
 def test_a_result_is_recorded_once_and_a_changed_one_again(
     copied: Layout, monkeypatch: pytest.MonkeyPatch
+    summary = read_json(reported.report / "summary.json")
+    (chosen,) = [c for c in cells if c.info.run_name == name_of(summary["candidate"])]
+    for name in ("pass_at_1", "flops_executed", "flops_charged", "seconds"):
+        assert pipeline.data.metrics[name] == chosen.data.metrics[name]
+    experiment = client_of(reported).get_experiment(pipeline.info.experiment_id)
+    notes = {one.tags["mlflow.note.content"] for one in (experiment, pipeline.data)}
+    assert notes == {summary["headline"]}
+    for run in (pipeline, best):
+        datasets = {one.dataset.name: one.dataset.digest for one in run.inputs.dataset_inputs}
+        assert datasets["test"] == digest_file(reported.prompts("test"))
 ) -> None:
     def pipeline() -> None:
         monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
@@ -76,6 +89,12 @@ def test_the_champion_has_the_weights_of_the_report(layout: Layout) -> None:
     card = layout.trained_card("sgpo", 1)
     for digest in ("sgpo-1", "77b0"):
         write_checked(card, {"digest": digest})
+    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
+    with tracking.track(SETTINGS, copied, "evaluate", "grpo", 1):
+        pass  # its row in this pipeline has the result, too
+    report(copied)
+    rows = [run for run in found(copied, "cell") if run.info.run_name == "grpo/1"]
+    assert [run.data.metrics["pass_at_1"] for run in rows] == [pytest.approx(0.54)] * 2
         with tracking.track(SETTINGS, layout, "train", "sgpo", 1) as tracker:
             tracker.model("sgpo/1", layout.train("sgpo", 1) / "policy", digest)
     write_checked(card, {"digest": "sgpo-1"})

@@ -21,7 +21,7 @@ from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
 
-MAX_PARAM, MAX_TAG = 6000, 8000
+MAX_PARAM, MAX_TAG, MAX_DESCRIPTION = 6000, 8000, 5000
 CHECKSUM = "checksum"  # the last key of a line in a pending file
 METRICS_SECONDS = 2.0
 DENSE_POINTS = 1000  # at the start of a curve; each doubling halves the kept share
@@ -125,9 +125,13 @@ class Tracker:
             "champion", evidence=self._named(evidence), why=why, candidate=self._named(candidate)
         )
 
-    def experiment(self, params: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
-        """Record the experiment's parameters and summary in the tracking run of the pipeline."""
-        self._record("experiment", values=cut(params), points=[point(metrics, milliseconds())])
+    def experiment(
+        self, params: Mapping[str, Any], metrics: Mapping[str, float | None], headline: str
+    ) -> None:
+        """Record the experiment's parameters and summary in the tracking run of the pipeline, and
+        its answer as the description of this run and of the experiment."""
+        points, answer = [point(metrics, milliseconds())], shorten(headline, MAX_DESCRIPTION)
+        self._record("experiment", values=cut(params), points=points, headline=answer)
 
     def cell(
         self,
@@ -192,6 +196,12 @@ class Journal:
 
     `open_run` creates the run of the `start` event, and returns the function that writes an event
     into it."""
+    def _datasets(self, paths: Mapping[str, Path]) -> list[Event]:
+        found = {name: path for name, path in paths.items() if path.exists()}
+        return [
+            self._dataset(n, path, digest_file(path), "experiment") for n, path in found.items()
+        ]
+
 
     def __init__(self, uri: str, start: Event, folder: Path, open_run: Callable[[], Write]) -> None:
         name = f"{start['name'].replace(' ', '-').replace('/', '-')}-{start['record']}"

@@ -23,30 +23,39 @@ from tasks.common.tracking.writers import (
     write_tags,
 )
 
+NOTE = "mlflow.note.content"  # the tag with the description
 RESULT = "cell.result"  # a tag of a cell's complete run: the digest of its result
 
 
 def write_experiment(run: TrackedRun, event: Event) -> None:
-    """Write the experiment's parameters and summary into the pipeline's run."""
+    """Write the experiment's parameters, summary and answer into the pipeline's run."""
     pipeline = replace(run, run_id=run.parent_id)
     write_metrics(pipeline, event)
     write_settings(pipeline, event)
+    if "headline" in event:  # not in files of earlier versions
+        write_tags(pipeline, {"values": {NOTE: event["headline"]}})
+        run.client.set_experiment_tag(run.experiment_id, NOTE, event["headline"])
 
 
 def write_cell(run: TrackedRun, event: Event) -> None:
-    """Write a cell's settings and results into its run, or into a new one if it has none. Do
-    nothing if a run already has the same result. The tag RESULT is written last and marks a
-    complete result, so the report rewrites a result left incomplete by a kill."""
+    """Write a cell's settings and results into its run in this pipeline. Without one, write them
+    into a new run, unless some run already has the same result. The tag RESULT is written last and
+    marks a complete result, so the report rewrites a result left incomplete by a kill. The
+    pipeline's run gets the datasets of all cells."""
     client, cell = run.client, f"{event['recipe']}/{event['seed']}"
+    for dataset in event["datasets"]:
+        write_dataset(replace(run, run_id=run.parent_id), dataset)
     found = find_cell(client, run.experiment_id, run.parent_id, cell)
-    if first_run(client, run.experiment_id, f"tags.`{RESULT}` = '{event['result']}'"):
+    same = f"tags.`{RESULT}` = '{event['result']}'"
+    known = found or first_run(client, run.experiment_id, same)
+    if known and known.data.tags.get(RESULT) == event["result"]:
         return
     tags = {key: str(event[key]) for key in ("recipe", "seed")}
     tags |= {"kind": "cell", "cell": cell, "round": run.round, "mlflow.parentRunId": run.parent_id}
     tags |= process_tags(psutil.Process())  # to close it if this process is killed
     name = cell + round_words(run.round)
     made = found or client.create_run(run.experiment_id, run_name=name, tags=tags)
-    target = replace(run, run_id=made.info.run_id, cell_id=None)
+    target = replace(run, run_id=made.info.run_id, cell_id=made.info.run_id)
     write_metrics(target, event)
     write_settings(target, event)
     for dataset in event["datasets"]:

@@ -25,6 +25,8 @@ RECORDED = (
     *("summary.json", "curve.csv", "measured.js"),
 )
 
+# of a cell; the pipeline's run has those of the candidate
+SHOWN = ("pass_at_1", "flops_executed", "flops_charged", "seconds")
 
 def record(stage: Stage, results: Results) -> None:
     """Record the experiment, its cells, the report's files, and the aliases in MLflow. A failure
@@ -37,19 +39,26 @@ def record(stage: Stage, results: Results) -> None:
 
 def write(stage: Stage, results: Results) -> None:
     tracker, layout, summary = stage.tracker, stage.layout, results.summary
-    tracker.experiment(experiment_params(stage), experiment_metrics(summary))
     by_name = {name_of(row): row for row in results.rows}
     measured = all_measured(layout, results.evidence)
     prompts = {split: layout.prompts(split) for split in ("train", "validation", "test")}
-    for run in results.evidence.trained:
-        reached, seconds = cell_metrics(by_name[run.name]), total_seconds(measured, run)
-        if seconds is not None:
-            reached["seconds"] = seconds
+    trained = results.evidence.trained
+    cells = {
+        run.name: cell_metrics(by_name[run.name]) | {"seconds": total_seconds(measured, run)}
+        for run in trained
+    }
+    chosen = cells[name_of(summary["candidate"])]
+    tracker.experiment(
+        experiment_params(stage),
+        experiment_metrics(summary) | {name: chosen[name] for name in SHOWN},
+        summary["headline"],
+    )
+    for run in trained:
         tracker.cell(
             run.recipe,
             run.seed,
             run.settings,
-            [point(reached, milliseconds()), *curves(stage, results, run)],
+            [point(cells[run.name], milliseconds()), *curves(stage, results, run)],
             datasets={split: path for split, path in prompts.items() if path.exists()},
             outputs=outputs(stage, run),
         )
@@ -98,7 +107,7 @@ def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     return {**means, **initial}
 
 
-def cell_metrics(row: Row) -> dict[str, float]:
+def cell_metrics(row: Row) -> dict[str, float | None]:
     """Return the results and costs of a cell, and its pass@1 per TFLOP, for MLflow."""
     flops = {f"flops_{account}": row[f"flops_{account}"]["total"] for account in COMPARED}
     names = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "validation")
