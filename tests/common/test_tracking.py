@@ -119,6 +119,52 @@ def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
     assert [point.step for point in rare_points] == [999, 1999, 2999, 3999, 4999]
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_curves_of_a_resumed_cell_have_each_point_once(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    """They are over the budget's account, and begin at the profile's cost of 30 GFLOPs."""
+    plan = layout.plan("sgpo", 0)
+    write_checked(plan / "budget.json", {"budget": {"account": "executed"}})
+    write_checked(plan / "forecast.json", {"reads_profile": True})
+    write_checked(layout.profile / "flops.json", {"executed": {"profile": 30e9}})
+
+    def train(first: int, end: int, rate: float = 0.1) -> None:
+        """The checkpoint of step 2 was written after its validation, which is not repeated."""
+        monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
+        with track(LOCAL, layout, "train", "sgpo", 0) as tracker:
+            tracker.params({"rate": rate})
+            for step in range(first, end):
+                if step in (0, 4) or (step == 2 and first == 0):
+                    tracker.metrics({"validation_accuracy": step / 8}, step, step * 9e9)
+                values = {"reward_mean": step / 4, "loss": 1.0, "flops_executed": (step + 1) * 2e9}
+                tracker.metrics(values, step, (step + 1) * 9e9)
+                tracker.flush()
+
+    train(0, 4)
+    with monkeypatch.context() as broken:
+        if is_away:
+            broken.setattr(tracking, "open_run", away)
+        train(2, 5)
+        train(0, 1, rate=0.2)
+    for path in pending_files(layout):
+        tracking.replay(path, tracking.address(LOCAL, layout))
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    experiment = client.get_experiment_by_name("winnow").experiment_id
+    cells = client.search_runs([experiment], "tags.kind = 'cell'", order_by=["start_time ASC"])
+    resumed = {
+        "validation_accuracy": [(0, 0.0), (2, 0.25), (4, 0.5)],
+        "by_gflops/validation_accuracy": [(30, 0.0), (34, 0.25), (38, 0.5)],
+        "reward_mean": [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)],
+        "by_gflops/reward_mean": [(32, 0.0), (34, 0.25), (36, 0.5), (38, 0.75), (40, 1.0)],
+    }
+    assert [{*cell.data.metrics} for cell in cells] == [{*resumed}] * 3
+    for name, expected in resumed.items():
+        curves = [client.get_metric_history(cell.info.run_id, name) for cell in cells]
+        assert [(point.step, point.value) for point in curves[1]] == expected
+        assert len(curves[2]) == 1
+
+
 def test_parameters_are_flattened_and_long_values_truncated(layout: Layout) -> None:
     values = {
         "loss": {"clip": {"low": 0.2}},

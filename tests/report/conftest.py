@@ -186,6 +186,7 @@ def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
         PLAN.write(folder / "plan.parquet", PLAN.frame(visits))
         DECISIONS.write(folder / "decisions.parquet", DECISIONS.frame(decisions))
         write_checked(folder / "forecast.json", forecast)
+        write_checked(folder / "budget.json", {"budget": None})
 
 
 def write_training(

@@ -46,19 +46,19 @@ def test_a_search_finds_the_cell_with_the_most_accuracy_for_its_compute(reported
     assert best.data.params["allocate.passes"] == "4"  # common to all recipes
     assert best.data.params["train.loss.clip_high"] == "0.28"
     assert best.data.params["engine.dtype"] == "float32"
-    curve = client_of(reported).get_metric_history(best.info.run_id, "by_gflops/accuracy")
-    assert (curve[0].step, curve[-1].step) == (100, 400)  # profiling comes first
+    curves = [
+        client_of(reported).get_metric_history(best.info.run_id, f"by_gflops/{name}")
+        for name in ("validation_accuracy", "reward_mean")
+    ]
+    assert (curves[0][0].step, curves[0][-1].step) == (100, 400)  # profiling comes first
+    assert {point.step for point in curves[1]} == {103}  # of the table's example
+    shown = [*views.COLUMNS, *(f"metrics.`{chart.get('metricKey')}`" for chart in views.CHARTS)]
+    metrics = {name.split("`")[1] for name in shown if name.startswith("metrics")} - {"None"}
+    assert metrics <= {*best.data.metrics}
 
     (pipeline,) = found(reported, "pipeline")
     assert pipeline.data.metrics["pass_at_1/grpo"] == pytest.approx(0.52)
     assert pipeline.data.metrics["pass_at_1/initial"] == pytest.approx(0.40)
-    assert pipeline.data.params["experiment.seeds"] == "[0, 1]"
-    assert "recipes.sgpo.allocate.strategy" in pipeline.data.params
-    assert "recipes.pods.allocate.strategy" not in pipeline.data.params
-
-
-def test_a_result_is_recorded_once_and_a_changed_one_again(
-    copied: Layout, monkeypatch: pytest.MonkeyPatch
     summary = read_json(reported.report / "summary.json")
     (chosen,) = [c for c in cells if c.info.run_name == name_of(summary["candidate"])]
     for name in ("pass_at_1", "flops_executed", "flops_charged", "seconds"):
@@ -69,6 +69,13 @@ def test_a_result_is_recorded_once_and_a_changed_one_again(
     for run in (pipeline, best):
         datasets = {one.dataset.name: one.dataset.digest for one in run.inputs.dataset_inputs}
         assert datasets["test"] == digest_file(reported.prompts("test"))
+    assert pipeline.data.params["experiment.seeds"] == "[0, 1]"
+    assert "recipes.sgpo.allocate.strategy" in pipeline.data.params
+    assert "recipes.pods.allocate.strategy" not in pipeline.data.params
+
+
+def test_a_result_is_recorded_once_and_a_changed_one_again(
+    copied: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pipeline() -> None:
         monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
@@ -82,6 +89,12 @@ def test_a_result_is_recorded_once_and_a_changed_one_again(
     pipeline()
     names = sorted(run.info.run_name for run in found(copied, "cell"))
     assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]
+    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
+    with tracking.track(SETTINGS, copied, "evaluate", "grpo", 1):
+        pass  # its row in this pipeline has the result, too
+    report(copied)
+    rows = [run for run in found(copied, "cell") if run.info.run_name == "grpo/1"]
+    assert [run.data.metrics["pass_at_1"] for run in rows] == [pytest.approx(0.54)] * 2
 
 
 def test_the_champion_has_the_weights_of_the_report(layout: Layout) -> None:
@@ -89,12 +102,6 @@ def test_the_champion_has_the_weights_of_the_report(layout: Layout) -> None:
     card = layout.trained_card("sgpo", 1)
     for digest in ("sgpo-1", "77b0"):
         write_checked(card, {"digest": digest})
-    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline())
-    with tracking.track(SETTINGS, copied, "evaluate", "grpo", 1):
-        pass  # its row in this pipeline has the result, too
-    report(copied)
-    rows = [run for run in found(copied, "cell") if run.info.run_name == "grpo/1"]
-    assert [run.data.metrics["pass_at_1"] for run in rows] == [pytest.approx(0.54)] * 2
         with tracking.track(SETTINGS, layout, "train", "sgpo", 1) as tracker:
             tracker.model("sgpo/1", layout.train("sgpo", 1) / "policy", digest)
     write_checked(card, {"digest": "sgpo-1"})
@@ -113,7 +120,7 @@ def test_a_report_after_a_kill_completes_the_cells(layout: Layout) -> None:
     assert {name: run.info.run_id for name, run in again.items()} == cells
     assert "cell.result" in again["sgpo/0"].data.tags
     assert again["sgpo/0"].info.status == "FINISHED"
-    assert len(client.get_metric_history(cells["sgpo/0"], "by_gflops/accuracy")) == 8
+    assert len(client.get_metric_history(cells["sgpo/0"], "by_gflops/validation_accuracy")) == 8
 
 
 def test_cells_are_replayed_after_a_server_was_away(layout: Layout) -> None:

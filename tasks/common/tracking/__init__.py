@@ -37,6 +37,7 @@ from tasks.common.tracking.mirrors import Mirrors
 from tasks.common.tracking.models import write_champion, write_model
 from tasks.common.tracking.pipelines import (
     PIPELINE_VARIABLE,
+    axis_of,
     is_alive,
     outputs,
     start_event,
@@ -99,6 +100,7 @@ def track(
     if settings.also:
         journal.listeners.append(Mirrors(settings.also, layout, start).listen)
     tracker = Tracker(journal, layout.root, settings.max_weights_gb)
+    tracker.axis = axis_of(layout, recipe or "", seed or 0)
     status = "FAILED"
     try:
         with watched(tracker):

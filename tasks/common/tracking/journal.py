@@ -36,6 +36,8 @@ class Tracker:
         self, journal: "Journal | None" = None, root: Path = Path(), max_weights_gb: float = 0.0
     ) -> None:
         self.journal, self.root, self.max_weights_gb = journal, root, max_weights_gb
+        self.axis = ("charged", 0.0)  # of the curves over compute: see `axis_of`
+        self.spent = (0.0, 0.0)  # the last step's FLOPs: charged, and in the axis's account
         self.points: list[Event] = []
         self.num_points: Counter[str] = Counter()  # per curve, including omitted points
         self.last: dict[str, Event] = {}  # per curve: the last point, if it was omitted
@@ -52,7 +54,7 @@ class Tracker:
         flops: float | None = None,
     ) -> None:
         """Record metrics at a step and, with `flops` (the charged FLOPs so far), also as curves
-        against GFLOPs, named `by_gflops/NAME`. None values are omitted.
+        against GFLOPs on `axis`, named `by_gflops/NAME`. None values are omitted.
 
         Metrics are sent together every few seconds, since a request takes as long as a training
         step of a small policy.
@@ -71,7 +73,7 @@ class Tracker:
         flops: float | None = None,
     ) -> None:
         """Add metrics to be sent later, from any thread. Curves are thinned: see `is_kept`."""
-        whole = point(values, milliseconds(), step, flops)
+        whole = point(values, milliseconds(), step, self._on_axis(values, flops))
         kept = dict[str, float]()
         for name, value in whole["values"].items():
             if is_kept(self.num_points[name]):
@@ -82,6 +84,15 @@ class Tracker:
             self.num_points[name] += 1
         if kept:
             self.points.append({**whole, "values": kept})
+
+    def _on_axis(self, values: Mapping[str, Any], flops: float | None) -> float | None:
+        """Return the FLOPs on the axis at `flops` charged ones. A step's values have them. A point
+        of the validation curve has those of the step before, or none if that was not recorded."""
+        account, profile = self.axis
+        found = flops if account == "charged" else values.get(f"flops_{account}")
+        if flops is not None and found is not None:
+            self.spent = flops, found
+        return self.spent[1] + profile if flops == self.spent[0] else None
 
     def close(self) -> None:
         """Send the pending metrics, and the last point of every curve."""
@@ -196,12 +207,6 @@ class Journal:
 
     `open_run` creates the run of the `start` event, and returns the function that writes an event
     into it."""
-    def _datasets(self, paths: Mapping[str, Path]) -> list[Event]:
-        found = {name: path for name, path in paths.items() if path.exists()}
-        return [
-            self._dataset(n, path, digest_file(path), "experiment") for n, path in found.items()
-        ]
-
 
     def __init__(self, uri: str, start: Event, folder: Path, open_run: Callable[[], Write]) -> None:
         name = f"{start['name'].replace(' ', '-').replace('/', '-')}-{start['record']}"

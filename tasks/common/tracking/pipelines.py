@@ -14,13 +14,14 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.files import digest
+from tasks.common.checksums import read_checked
+from tasks.common.files import ArtifactError, digest
 from tasks.common.layout import Layout
 from tasks.common.tracking.journal import Event, milliseconds
 
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
-
 ROOT = Path(__file__).resolve().parents[3]
+
 
 def start_pipeline() -> str:
     """Return the id of a new pipeline that this process starts. Its stages expect the id in the
@@ -134,6 +135,21 @@ def round_of(root: Path) -> int:
 def round_words(number: int | str) -> str:
     """Return the suffix of a run's name for its round; empty for the first round."""
     return f", round {number}" if int(number) > 1 else ""
+
+
+def axis_of(layout: Layout, recipe: str, seed: int) -> tuple[str, float]:
+    """Return the account of a cell's curves over compute, the budget's if that counts FLOPs and
+    else charged, and where they begin: at the FLOPs of the profile if the recipe reads it."""
+    plan, account = layout.plan(recipe, seed), "charged"
+    try:
+        budget = read_checked(plan / "budget.json")["budget"]
+        if budget and budget["account"] in ("executed", "charged_mixed"):
+            account = budget["account"]
+        reads = read_checked(plan / "forecast.json")["reads_profile"]
+        flops = read_checked(layout.profile / "flops.json")
+        return account, float(flops[account]["profile"]) if reads else 0.0
+    except (ArtifactError, OSError, LookupError, TypeError):  # of another stage, or damaged
+        return account, 0.0
 
 
 def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) -> list[Path]:

@@ -12,6 +12,7 @@ from tasks.common import recipes
 from tasks.common.params import Experiment
 from tasks.common.stage import Stage
 from tasks.common.tracking.journal import Event, milliseconds, point
+from tasks.common.tracking.pipelines import axis_of
 from tasks.report.curves import COMPARED
 from tasks.report.evidence import Trained
 from tasks.report.measured import all_measured, total_seconds
@@ -24,9 +25,9 @@ RECORDED = (
     *("index.html", "leaderboard.json", "leaderboard.txt"),
     *("summary.json", "curve.csv", "measured.js"),
 )
-
 # of a cell; the pipeline's run has those of the candidate
 SHOWN = ("pass_at_1", "flops_executed", "flops_charged", "seconds")
+
 
 def record(stage: Stage, results: Results) -> None:
     """Record the experiment, its cells, the report's files, and the aliases in MLflow. A failure
@@ -127,18 +128,21 @@ def cell_metrics(row: Row) -> dict[str, float | None]:
 
 
 def curves(stage: Stage, results: Results, run: Trained) -> list[Event]:
-    """Return the validation curve over steps and charged FLOPs, and the metrics of each training
-    step. Timestamps are the file's mtime, so recording again gives the same points."""
+    """Return the validation curve and the mean reward, over steps and over FLOPs as `axis_of` has
+    them, and other metrics of each training step. Training has recorded the first two under the
+    same names. Timestamps are the file's mtime, so recording again gives the same points."""
+    account, profile = axis_of(stage.layout, run.recipe, run.seed)
+    spent = f"flops_{account}"
     file = stage.layout.train(run.recipe, run.seed) / "curve.parquet"
     when = int(file.stat().st_mtime * 1000)
     trunk = results.curves.filter(pl.col("run") == run.name, pl.col("branch").is_null())
     accuracy = ("accuracy", "accuracy_low", "accuracy_high")
-    found = [
-        point({name: row[name] for name in accuracy}, when, row["step"], row["flops_charged"])
-        for row in trunk.to_dicts()
-    ]
+    validated = trunk.select("step", spent, pl.col(*accuracy).name.prefix("validation_"))
+    rewarded = run.steps.select("step", pl.col(spent) + profile, "reward_mean")
     mixed = (pl.col("num_mixed_groups") / pl.col("num_prompts")).alias("mixed_rate")
-    seen = run.steps.select("step", mixed, "reward_mean", "loss", "entropy", "kl").to_dicts()
-    return found + [
-        point({k: row[k] for k in row if k != "step"}, when, row["step"]) for row in seen
-    ]
+    seen = run.steps.select("step", mixed, "loss", "entropy", "kl")
+    points = []
+    for row in (row for table in (validated, rewarded, seen) for row in table.to_dicts()):
+        step, flops = row.pop("step"), row.pop(spent, None)
+        points.append(point(row, when, step, flops))
+    return points
