@@ -24,6 +24,10 @@ from tasks.common.redaction import has_credentials, without_secrets
 
 T = TypeVar("T")
 MAX_LISTED = 40  # names in a message
+WORDS: dict[Any, str] = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "text"},
+    **{list: "a list", dict: "a mapping"},
+}
 CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
@@ -281,7 +285,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         and not (hint in (int, float) and isinstance(value, bool))
     ):
         return value
-    raise ParamsError(f"{where} is {value!r}, which is not {getattr(hint, '__name__', str(hint))}")
+    raise ParamsError(f"{where} is {value!r}, which is not {WORDS.get(origin or hint, hint)}")
 
 
 def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:

@@ -43,8 +43,8 @@ def test_nested_sections_are_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rate": "1e9"}, r"outer\.rate is '1e9', which is not float"),
-        ({"limit": True}, r"outer\.limit is True, which is not int"),
+        ({"rate": "1e9"}, r"outer\.rate is '1e9', which is not a number"),
+        ({"limit": True}, r"outer\.limit is True, which is not a whole number"),
         ({"inner": 3}, r"outer\.inner must be a mapping with the keys unit, size"),
     ],
 )
@@ -74,7 +74,7 @@ def test_all_problems_are_found_at_once() -> None:
         params.section({"any": wrong}, "any", Defaults)
     assert list(raised.value.problems) == [
         "any.rat is unknown; allowed: rate, sizes, inner; did you mean rate?",
-        "any.sizes[0] is '2', which is not int",
+        "any.sizes[0] is '2', which is not a whole number",
         "any.inner.size is missing; any.inner needs: unit, size",
         "any.inner.unit is 'tokens'; allowed: rollouts, prompts",
     ]

@@ -99,7 +99,7 @@ def test_edits_during_the_run_stay(
     [
         ("train.learnign_rate=1", "train.learnign_rate is unknown; .* did you mean learning_rate"),
         ("train.learning_rate", "An override is KEY=VALUE"),
-        ("sampling.max_tokens=some", "sampling.max_tokens is 'some', which is not int"),
+        ("sampling.max_tokens=some", "sampling.max_tokens is 'some', which is not a whole number"),
         ("nothing.key=3", "section .nothing. is unknown"),
     ],
 )
