@@ -121,9 +121,7 @@ class Table:
     def verify(self, path: Path) -> None:
         """Raise ArtifactError if the file is missing or has changed since it was written."""
         if not path.exists():
-            raise ArtifactError(
-                f"{path} does not exist: run the stage that writes the {self.name} table first"
-            )
+            raise ArtifactError(f"{path} does not exist: create it with `winnow run`")
         try:
             verify_file(path)
         except DamagedError as error:

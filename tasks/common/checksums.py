@@ -76,7 +76,7 @@ def read_checked(path: Path) -> dict[str, Any]:
     try:
         return CheckedValues(path, decode(path.read_bytes()))
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
+        raise ArtifactError(f"{path} does not exist: create it with `winnow run`") from error
     except DamagedError as error:
         raise DamagedError(f"{path} {error}. {how_to_restore(path)}") from error
 

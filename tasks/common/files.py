@@ -311,7 +311,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
+        raise ArtifactError(f"{path} does not exist: create it with `winnow run`") from error
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not JSON: {error}") from error
 
@@ -329,7 +329,7 @@ def digest_file(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
+        raise ArtifactError(f"{path} does not exist: create it with `winnow run`") from error
 
 
 def digest_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:

@@ -141,7 +141,7 @@ def open_cell(layout: Layout, cell: Subject) -> Policy:
         return read_policy(layout)
     folder = layout.train(*cell.trained) / "policy"
     if not folder.is_dir():
-        raise ArtifactError(f"{cell.name} has no {folder}: run the pipeline first")
+        raise ArtifactError(f"{cell.name} has no {folder}: create it with `winnow run`")
     return read_trained(layout, *cell.trained)
 
 

@@ -80,7 +80,7 @@ def collect(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
     trained = (train / "policy", layout.trained_card(recipe, seed))
     missing = [str(path) for path in (*trained, *named.values()) if not path.exists()]
     if missing:
-        raise ArtifactError(f"{recipe}/{seed} has no {missing[0]}: run the pipeline first")
+        raise ArtifactError(f"{recipe}/{seed} has no {missing[0]}: create it with `winnow run`")
     own = [path for path in sorted(trained[0].rglob("*")) if path.is_file()]
     return {path.relative_to(trained[0]).as_posix(): path for path in own} | named
 

@@ -36,7 +36,7 @@ def test_wrong_columns_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "p.parquet").write_bytes(b"PAR1 half a file")
     with pytest.raises(ArtifactError, match=r"p\.parquet is damaged, .* Delete it and run"):
         PLAN.read(tmp_path / "p.parquet")
-    with pytest.raises(ArtifactError, match="does not exist: run the stage"):
+    with pytest.raises(ArtifactError, match="does not exist: create it with `winnow run`"):
         PLAN.read(tmp_path / "absent.parquet")
 
 

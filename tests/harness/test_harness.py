@@ -143,7 +143,10 @@ def test_the_error_without_the_harness_names_the_command(layout: Layout, monkeyp
 
 
 def test_a_policy_that_was_not_trained_is_named(layout: Layout) -> None:
-    with pytest.raises(ArtifactError, match=r"sgpo/1 has no .*policy: run the pipeline first"):
+    with pytest.raises(
+        ArtifactError,
+        match=r"sgpo/1 has no .*policy: create it with `winnow run`",
+    ):
         run.open_cell(layout, Subject("sgpo", 1))
 
 

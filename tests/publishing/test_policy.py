@@ -90,7 +90,7 @@ def test_a_folder_has_the_policy_with_its_settings(layout: Layout, tmp_path: Pat
 
 
 def test_an_unfinished_or_damaged_cell_is_not_pushed(layout: Layout, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first"):
+    with pytest.raises(ArtifactError, match=r"grpo/0 has no .*policy: create it with `winnow run`"):
         push(layout, "grpo", 0, str(tmp_path / "out"), overwrite=False)
     (layout.train("sgpo", 1) / "policy" / "model.safetensors").write_bytes(b"model.safetensorz")
     with pytest.raises(ArtifactError, match="is not what training wrote .* Delete it"):

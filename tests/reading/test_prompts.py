@@ -40,7 +40,7 @@ def test_a_prompt_is_shown_with_template_tokens_and_verdict(layout: Layout) -> N
 
 def test_a_missing_table_or_prompt_is_named(layout: Layout) -> None:
     for split, prompt, message in (
-        ("test", None, "run the stage that writes the prompts table first"),
+        ("test", None, "create it with `winnow run`"),
         ("train", "x", "no train prompt whose id begins with x"),
     ):
         with pytest.raises(ArtifactError, match=message):
