@@ -38,19 +38,35 @@ TURN_TOKENS = 64  # tokens of a chat template around a prompt
 SCHEMA = "# yaml-language-server: $schema=docs/params.schema.json\n"  # a project lacks this file
 OWN_FILES = (".dvc", "dvc.yaml", "params.yaml")
 COPIED = (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore", "data/.gitignore")
+MAX_THREADS = 16  # a model that trains on a CPU gains little from more
 NEW = """\
 # What people set. All else has a default: `winnow params` prints every value and where it is from.
+# Change a value and run again: only what depends on it re-runs.
 
 experiment:
-  recipes: [grpo, sgpo, winnow]
-  seeds: [0]
+  recipes: [grpo, sgpo, winnow]   # `winnow recipes` lists all; own ones go under `recipes:`
+  seeds: [0]                      # more seeds: a narrower interval
+  budget: null   # of every cell, its profile included; null: its plan
 
 ingest:
-  splits: {}    # rows each; null: all that remain
-  sources:
+  splits: {}   # rows each; disjoint by content; null: all that remain
+  sources:   # each: a preset and its settings
     - {}
 
-allocate: {passes: 1}
+policy:
+  source: null   # a folder | hf://org/name@revision | s3://...
+
+sampling:   # what a sample depends on: after a change every prompt is sampled again
+  max_tokens: null   # a completion that reaches it is `truncated`
+
+engine:
+  device: null   # auto | cpu | cuda
+  threads: 1   # CPU cores of a stage
+
+allocate: {passes: 1}   # over the prompts that a recipe keeps
+
+train:   # common to all recipes, which may change values
+  batch: {}   # rollouts of an update
 """
 
 
@@ -110,6 +126,8 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     if model != "tiny":
         adapters = options.adapters or ask("Train only adapters?", "no", YES_NO)
         values |= training(known.num_parameters if known else LARGE, adapters == "yes")
+        cores = min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        values |= {"engine.threads": cores} if gpu == "no" else {}
     usual = "4e11" if model == "tiny" else NONE
     budget = options.budget or ask(f"FLOPs executed that a recipe may spend, or {NONE}", usual)
     return values | {"experiment.budget": as_budget(budget)}

@@ -56,7 +56,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         yield
         return
     before = path.read_bytes().decode()  # keeps the line endings
-    during, values = overridden(path, overrides)
+    during, values = overridden(path.read_text(), path.name, overrides)
     importlib.import_module("tasks.code.effective").complete(values)  # refuses unknown keys
     write_checked(note, {"before": before, "during": digest(during)})
     write_text(path, during)

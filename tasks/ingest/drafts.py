@@ -29,6 +29,12 @@ FORMS = {
     "choice": re.compile(r"\(?[A-J]\)?"),
     "math": re.compile(r".*(\\|\^|\d\s*/\s*\d|[=+*(\[]).*|[-+]?[\d.,]+", re.DOTALL),
 }
+OWN = {
+    "svamp": {"ID", "Body", "Question", "Equation", "Answer", "Type"},
+    "gsm8k": {"question", "answer"},  # with calculations in the answer: <<6/2=3>>
+}
+"""The fields of the files that presets read."""
+
 MOST = 0.95
 
 
@@ -38,9 +44,8 @@ def draft(
     """Return an entry of `ingest.sources` for the file at `location`, and `ingest.splits`. `preset`
     may name a published set; if it is None or `mapping`, `fields` are those of the question and the
     answer (None: found by common names). Raise ParamsError for missing fields or too few rows."""
-    preset = None if preset == "mapping" else preset  # the fields of `mapping` are found here
-    if preset is None:
-        entry = mapping(location, fields)
+    if preset in (None, "mapping"):  # the fields of `mapping` are found here
+        entry = mapping(location, fields, may_be_own=preset is None and fields is None)
     elif preset in SETS:
         entry = {"preset": "published", "settings": {"set": preset, "path": location}}
     else:
@@ -55,20 +60,24 @@ def draft(
             f"{location} has {number} different questions that can be used{why}, and three splits "
             f"need {MIN_ROWS}: add rows, or name another file"
         )
-    if preset is None:
+    if entry["preset"] == "mapping":
         entry["settings"]["verifier"] = verifier_for([row.answer for row in rows])
     splits = {"train": None, "validation": min(number // 10, 200), "test": min(number // 5, 1024)}
     return entry, splits
 
 
-def mapping(location: str, fields: Sequence[str] | None) -> dict[str, Any]:
-    """Return an entry with preset `mapping` and verifier `exact` for now, or raise ParamsError."""
+def mapping(location: str, fields: Sequence[str] | None, *, may_be_own: bool) -> dict[str, Any]:
+    """Return an entry with preset `mapping` and verifier `exact` for now, or raise ParamsError. If
+    `may_be_own`, return the entry of a preset for its own file (see OWN)."""
     with local_file(location, None) as path:
         found = (one.fields for one in records(path, location) if isinstance(one, Record))
         first = next(found, None)
     if first is None:
         raise ParamsError(f"{location} has no row that can be read: name another file")
     columns = list(first) if isinstance(first, dict) else []
+    for preset in (name for name in OWN if may_be_own and OWN[name] == {*columns}):
+        if preset != "gsm8k" or "<<" in as_text(first["answer"]):
+            return {"preset": preset, "settings": {"path": location}}
     question, answer = fields or (
         next((name for name in names if name in columns), "") for names in (QUESTIONS, ANSWERS)
     )

@@ -31,11 +31,29 @@ def test_values_change_and_comments_stay() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (3e13, "3.0e13"),
+        (1.25e-6, "1.25e-6"),
+        (-1234567.5, "-1.2345675e6"),
+        (999999.0, "999999.0"),
+        (0.001, "0.001"),
+        (0.0, "0.0"),
+        ({"a": [1e6, True], "b c": None}, '{a: [1.0e6, true], "b c": null}'),
+    ],
+)
+def test_values_are_written_readably(value: object, written: str) -> None:
+    assert set_values("a: 1\n", {"a": value}) == f"a: {written}\n"
+    assert parsed(written) == value
+    assert not isinstance(value, float) or isinstance(parsed(written), float)
+
+
 def test_list_of_mappings_becomes_a_block() -> None:
     text = set_values(TEXT, {"a.d": [{"e": 4, "f": {"g": "a b"}}, {"e": 5}]})
     assert text.endswith(
         "  d:            # of d\n"
-        '    - e: 4\n      f: {"g": "a b"}\n    - e: 5\n'
+        '    - e: 4\n      f: {g: "a b"}\n    - e: 5\n'
         "  # after d\n\nh: text   # last\n"
     )
     left = "a:\n  b:  # of b\n  - 1\n  c: 2\n"  # as yaml.safe_dump writes a list

@@ -231,6 +231,39 @@ def test_embedded_project_of_ones_own_names_no_schema(
     assert (tmp_path / "own" / "params.yaml").read_text().startswith("# What people set.")
 
 
+SVAMP = {"ID": "1", "Body": "A pen costs", "Equation": "x", "Answer": 7.0, "Type": "Subtraction"}
+OWN_FILES = {
+    "svamp": [{**SVAMP, "Question": f"{n} dollars?"} for n in range(10)],
+    "gsm8k": [{"question": f"{n}?", "answer": "6/2=<<6/2=3>>3\n#### 3"} for n in range(10)],
+}
+
+
+@pytest.mark.parametrize(("preset", "cores", "threads"), [("svamp", 3, 3), ("gsm8k", 64, 16)])
+def test_own_project_on_a_known_file_has_its_preset_and_comments(
+    preset: str,
+    cores: int,
+    threads: int,
+    tmp_path: Path,
+    llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "true")  # no doctor
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps(OWN_FILES[preset]))
+    line = ["init", str(tmp_path / "own"), "--model", str(llama), "--max-tokens", "48", "--gpu"]
+    line += ["no", "--adapters", "no", "--budget", "3e13", "--data", str(data)]
+    assert init.run(parser_of("init").parse_args(line)) == 0
+    text = (tmp_path / "own/params.yaml").read_text()
+    values = params.load(tmp_path / "own/params.yaml")
+    assert values["ingest"]["sources"] == [{"preset": preset, "settings": {"path": str(data)}}]
+    assert "\n  budget: {account: executed, amount: 3.0e13}   # of every cell" in text
+    assert values["experiment"]["budget"] == {"account": "executed", "amount": 3e13}
+    assert values["engine"]["threads"] == threads
+    for name in ("seeds", "splits", "source", "max_tokens", "device", "threads", "batch"):
+        assert re.search(rf"^  {name}: .+   # \w", text, flags=re.MULTILINE), name
+
+
 @pytest.mark.slow
 def test_own_project_runs_on_this_installation(project: Project, llama: Path) -> None:
     """The project has a short params.yaml, and its own git and DVC. After a change of the installed

@@ -59,6 +59,14 @@ def test_presets_and_published_sets_are_drafted_by_name(tmp_path: Path) -> None:
     assert draft(str(path), "verl", None, 100)[0]["settings"] == {"path": str(path), "level": None}
 
 
+def test_own_file_of_a_preset_is_recognized_unless_fields_are_named(tmp_path: Path) -> None:
+    solved = ({"question": f"{n}?", "answer": "6/2=<<6/2=3>>3\n#### 3"} for n in range(10))
+    path = str(lines(tmp_path / "train.jsonl", *solved))
+    assert draft(path, None, None, 100)[0] == {"preset": "gsm8k", "settings": {"path": path}}
+    for preset, fields in (("mapping", None), (None, ["question", "answer"])):
+        assert draft(path, preset, fields, 100)[0]["preset"] == "mapping"
+
+
 def test_unusable_files_are_named(tmp_path: Path) -> None:
     path = rows(tmp_path, 40)
     with pytest.raises(ParamsError, match="has the fields problem, gold: .* --fields QUESTION"):

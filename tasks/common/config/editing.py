@@ -4,7 +4,7 @@ Left out: ruamel.yaml. It drops the comments after a list that is replaced."""
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from decimal import Decimal
 from typing import Any
 
 import yaml
@@ -87,7 +87,7 @@ def end_of(node: yaml.Node) -> int:
 
 def written(value: Any, column: int) -> str:
     """Return a value as YAML. A list of mappings is a block indented to `column`, one key per line.
-    Anything else is one line of JSON (which is valid YAML), with words unquoted if possible."""
+    Anything else is one line, with words unquoted if possible."""
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         indent = "\n" + " " * column
         items = (
@@ -99,30 +99,35 @@ def written(value: Any, column: int) -> str:
 
 
 def inline(value: Any) -> str:
-    """Return a value as YAML on one line."""
+    """Return a value as YAML on one line; a large or small float as `3.0e13`."""
     if isinstance(value, list):
         return f"[{', '.join(map(inline, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{inline(key)}: {inline(part)}' for key, part in value.items())}}}"
+    if isinstance(value, float) and value and not 1e-3 <= abs(value) < 1e6:
+        digits, _, exponent = f"{Decimal(repr(value)).normalize():e}".partition("e")
+        return f"{digits}{'' if '.' in digits else '.0'}e{int(exponent)}"
     text = json.dumps(value, ensure_ascii=False)
     plain = isinstance(value, str) and value.replace("_", "").replace("-", "").isalnum()
     return value if plain and parsed(value) == value else text
 
 
-def overridden(path: Path, overrides: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the file's text and values after applying overrides KEY=VALUE as `dvc exp run -S`
-    does, except that missing keys are added. Comments stay. Raise ParamsError for an invalid
-    override. DVC takes a second to import, so it is imported here."""
+def overridden(text: str, name: str, overrides: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the text of the file `name` and its values after applying overrides KEY=VALUE as
+    `dvc exp run -S` does, except that missing keys are added. Comments stay. Raise ParamsError for
+    an invalid override. DVC takes a second to import, so it is imported here."""
     from dvc.exceptions import DvcException
     from dvc.utils.hydra import apply_overrides
 
     with temporary_folder(None, "winnow-overrides") as folder:
-        copy = folder / path.name
-        copy.write_text(path.read_text())
+        copy = folder / name
+        copy.write_text(text)
         try:
             apply_overrides(copy, [forced(override) for override in overrides])
         except DvcException as error:
             raise ParamsError(
                 f"{' '.join(overrides)}: {error.__cause__ or error}. An override is KEY=VALUE with "
-                f"a key of {path.name}, as in train.learning_rate=1e-4 or experiment.seeds=[0,1]"
+                f"a key of {name}, as in train.learning_rate=1e-4 or experiment.seeds=[0,1]"
             ) from error
         return copy.read_text(), load(copy)
 
