@@ -1,4 +1,5 @@
 """winnow read RECIPE: test prompts with samples before and after training, and their verdicts.
+winnow read --profile, --baseline: prompts with samples of the initial policy, and their verdicts.
 
 Classes: `learned` and `lost` (solved more or less often after training), `solved` and `unsolved`
 (always or never solved, before and after), or an outcome of a sample after training. Control
@@ -18,7 +19,10 @@ CLASSES = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    flags.add_cell(parser, "an evaluated recipe")
+    flags.add_cell(parser, "an evaluated recipe", nargs="?")
+    for part, split in (("profile", "train"), ("baseline", "test")):
+        text = f"instead of a recipe: the {part}, on {split} prompts"
+        parser.add_argument(f"--{part}", dest="part", action="store_const", const=part, help=text)
     parser.add_argument("--prompt", metavar="ID", help="only prompts whose id begins with ID")
     parser.add_argument("--class", dest="kind", choices=CLASSES, help="only prompts of this class")
     parser.add_argument(
@@ -31,10 +35,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the rollouts."""
+    if (options.recipe is None) == (options.part is None):
+        raise params.ParamsError("set RECIPE, --profile or --baseline")
     root = roots.existing(options.data)
-    seed = flags.seed_of(options, params.load(root.params))
+    seed = None if options.part else flags.seed_of(options, params.load(root.params))
     part = importlib.import_module("tasks.reading.comparisons")
     wanted = part.Wanted(options.prompt, options.kind, options.prompts, options.samples)
-    for text in part.read(root.layout, options.recipe, seed, wanted):
+    for text in part.read(root.layout, options.part or options.recipe, seed, wanted):
         print(text, flush=True)
     return 0

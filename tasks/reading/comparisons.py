@@ -1,5 +1,5 @@
-"""Show test prompts with samples of the policy before and after training, and the samples'
-verdicts and extracted answers."""
+"""Show prompts with samples of the policy before and after training, of the profile, or of the
+baseline, and the samples' verdicts and extracted answers."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -37,22 +37,29 @@ class Wanted:
     num_samples: int
 
 
-def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str]:
-    """Yield a count, then the requested prompts with samples. Raise ArtifactError if none match."""
-    files, prompts = paths(layout, recipe, seed), PROMPTS.read(layout.prompts("test"))
-    rates = pass_rates(files, {*prompts["prompt_id"]})
-    chosen = choose(rates, files["after"], wanted)
-    yield f"{len(chosen)} of {len(rates)} test prompts; {recipe}, seed {seed}"
+def read(layout: Layout, recipe: str, seed: int | None, wanted: Wanted) -> Iterator[str]:
+    """Yield a count, then the requested prompts with samples. Without a seed, `recipe` is `profile`
+    (its training prompts) or `baseline`. Raise ArtifactError if none match."""
+    split = "train" if (recipe, seed) == ("profile", None) else "test"
+    files, prompts = paths(layout, recipe, seed), PROMPTS.read(layout.prompts(split))
+    rates = pass_rates(files, {*prompts["prompt_id"]}, split)
+    chosen = choose(rates, [*files.values()][-1], wanted, split)
+    cell = recipe if seed is None else f"{recipe}, seed {seed}"
+    yield f"{len(chosen)} of {len(rates)} {split} prompts; {cell}"
     for row in chosen.head(wanted.num_prompts).iter_rows(named=True):
         found = prompts.filter(pl.col("prompt_id") == row["prompt_id"]).row(0, named=True)
-        yield heading(found, row)
-        for side in SIDES:
-            yield from samples(files[side], side, row["prompt_id"], wanted.num_samples)
+        yield heading(found, {side: row[side] for side in files})
+        for side in files:
+            yield from samples(files[side], side, row["prompt_id"], wanted)
 
 
-def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
+def paths(layout: Layout, recipe: str, seed: int | None) -> dict[str, Path]:
     """Return the path of each side's ROLLOUTS table. Raise ArtifactError for a recipe that has not
     been evaluated (the message lists the evaluated ones), or not with its present weights."""
+    if seed is None:
+        if recipe == "baseline":
+            metrics_of(layout.policy_card, layout.baseline)
+        return {recipe: layout.root / recipe / "rollouts.parquet"}
     folders = layout.baseline, layout.evaluation(recipe, seed)
     files = {side: f / "rollouts.parquet" for side, f in zip(SIDES, folders, strict=True)}
     if not files["after"].is_file():
@@ -69,23 +76,26 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
     return files
 
 
-def pass_rates(files: dict[str, Path], prompts: set[str]) -> pl.DataFrame:
+def pass_rates(files: dict[str, Path], prompts: set[str], split: str) -> pl.DataFrame:
     """Return a row per prompt: for each side, the share of correct samples among the graded ones;
-    null if none is graded. Raise ArtifactError if a side was not measured on exactly `prompts`."""
+    null if none is graded. A single side is `before` and `after`, too. Raise ArtifactError if a
+    side was not measured on exactly `prompts`."""
     share = (pl.col("correct") / pl.col("trials")).fill_nan(None)
     sides = []
     for side, path in files.items():
         scores = score_prompts(ROLLOUTS.read_columns(path, ["prompt_id", "greedy", "outcome"]))
         if {*scores["prompt_id"]} != prompts:
             raise ArtifactError(
-                f"{path} has other prompts than the test split, which has changed since: run "
-                "`winnow run`"
+                f"{path} has other prompts than the {split} split, which has changed since: "
+                "run `winnow run`"
             )
         sides.append(scores.select("prompt_id", share.alias(side)))
+    if len(sides) == 1:
+        return sides[0].with_columns(pl.col(*files).alias(side) for side in SIDES)
     return sides[0].join(sides[1], on="prompt_id", maintain_order="left")
 
 
-def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
+def choose(rates: pl.DataFrame, after: Path, wanted: Wanted, split: str) -> pl.DataFrame:
     """Return the requested rows of `rates`, in order. Raise ArtifactError if none is left."""
     if wanted.prompt is not None:
         rates = rates.filter(pl.col("prompt_id").str.starts_with(wanted.prompt))
@@ -98,26 +108,29 @@ def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
     if rates.is_empty():
         what = f" whose id begins with {wanted.prompt}" if wanted.prompt is not None else ""
         kind = f" of the class {wanted.kind}" if wanted.kind else ""
-        raise ArtifactError(f"there is no test prompt{what}{kind}")
+        raise ArtifactError(f"there is no {split} prompt{what}{kind}")
     return rates
 
 
 def heading(prompt: dict[str, str], rates: dict[str, float | None]) -> str:
     """Return a prompt as text, with its gold answer and its pass rates."""
-    before, after = ("–" if rates[side] is None else f"{rates[side]:.0%}" for side in SIDES)
+    shares = {side: "–" if share is None else f"{share:.0%}" for side, share in rates.items()}
+    solved = ", ".join(f"{shares[s]} {s if s in SIDES else f'in the {s}'}" for s in shares)
     return (
-        f"\n{RULE}\nprompt {prompt['prompt_id']}   solved {before} before, "
-        f"{after} after\n\n{escaped(prompt['prompt'])}\n\n"
+        f"\n{RULE}\nprompt {prompt['prompt_id']}   solved {solved}\n\n"
+        f"{escaped(prompt['prompt'])}\n\n"
         f"gold: {escaped(prompt['answer'])}   ({escaped(prompt['verifier'])})"
     )
 
 
-def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
-    """Yield a prompt's first `number` samples on one side as text, then the greedy one."""
+def samples(path: Path, side: str, prompt: str, wanted: Wanted) -> Iterator[str]:
+    """Yield a prompt's first samples on one side as text, those of the wanted outcome before the
+    others, then the greedy one."""
     found = ROLLOUTS.check(
         pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
     )
-    sampled = found.filter(~pl.col("greedy")).sort("sample_index").head(number)
+    order = pl.col("outcome") != (wanted.kind or ""), pl.col("sample_index")
+    sampled = found.filter(~pl.col("greedy")).sort(order).head(wanted.num_samples)
     for row in pl.concat([sampled, found.filter(pl.col("greedy"))]).iter_rows(named=True):
         name = "greedy" if row["greedy"] else f"sample {row['sample_index']}"
         answer = "none" if not row["answer"] else escaped(row["answer"])

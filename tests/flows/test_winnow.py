@@ -95,6 +95,7 @@ def test_plan_and_doctor_end_with_the_budget(project: Project) -> None:
 
 
 def test_missing_results_are_named(project: Project) -> None:
+    assert "set RECIPE, --profile or --baseline" in project.winnow("read", expect=1)
     output = project.winnow("read", "pods", expect=1)
     assert "runs/pods/0/eval/rollouts.parquet does not exist" in output
     assert "Traceback" not in output

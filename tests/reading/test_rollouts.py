@@ -102,6 +102,21 @@ def test_only_invisible_characters_are_escaped(layout: Layout) -> None:
         assert seen in text
 
 
+def test_profile_and_baseline_are_shown_alone(layout: Layout) -> None:
+    prompts = PROMPTS.read(layout.prompts("test"))
+    PROMPTS.write(layout.prompts("train"), prompts)
+    ROLLOUTS.write(layout.profile / "rollouts.parquet", ROLLOUTS.frame(rollouts(AFTER, "drawn")))
+    text = "\n".join(read(layout, "profile", None, Wanted(None, "truncated", 9, 1)))
+    assert text.startswith("1 of 6 train prompts; profile\n")
+    assert "prompt p1   solved 0% in the profile" in text
+    assert "profile, sample 1: truncated" in text  # the sample that has the outcome
+    text = "\n".join(read(layout, "baseline", None, Wanted(None, "solved", 9, 1)))
+    assert text.startswith("1 of 6 test prompts; baseline\n")
+    assert "prompt p2   solved 100% in the baseline" in text
+    with pytest.raises(ArtifactError, match="no train prompt of the class learned"):
+        list(read(layout, "profile", None, Wanted(None, "learned", 9, 1)))
+
+
 def test_missing_files_and_prompts_are_named(layout: Layout) -> None:
     with pytest.raises(ArtifactError, match=r"runs/sgp/0/eval/rollouts\.parquet does not exist"):
         list(read(layout, "sgp", 0, Wanted(None, None, 1, 1)))
