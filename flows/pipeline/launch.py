@@ -69,7 +69,9 @@ def serve_dvc(requests_fd: int, answers_fd: int) -> None:
 
 
 def hide_advice() -> None:
-    """Suppress dvc's advice about `git add` and `dvc push`, which would follow every stage."""
+    """Suppress dvc's advice about `git add` and `dvc push`, which would follow every stage, and its
+    errors about interrupts."""
+    logging.getLogger("dvc.cli").addFilter(lambda record: not is_interrupt(record))
     logging.getLogger("dvc.repo.scm_context").addFilter(
         lambda record: record.levelno > logging.INFO
     )
@@ -81,6 +83,12 @@ def hide_advice() -> None:
             write(*objects, **options)
 
     ui.write = write_most
+
+
+def is_interrupt(record: logging.LogRecord) -> bool:
+    """Return whether a record of dvc is about an interrupt of its stage."""
+    cause = record.exc_info and record.exc_info[1] and record.exc_info[1].__cause__
+    return str(cause).endswith(f"exited with {INTERRUPTED}")
 
 
 def run_dvc(arguments: list[str], quiet: bool) -> tuple[int, str]:

@@ -81,6 +81,7 @@ def test_stages_of_an_interrupted_flow_save(project: Project) -> None:
     assert "interrupted; to resume: " in output
     assert "killing it" not in output  # dvc ended after the stages
     assert "Traceback" not in output
+    assert "ERROR" not in output  # of dvc
     assert (project.root / "graceful").read_text() == "evaluateevaluate"
     assert all(is_gone(stage) for stage in stages)
     assert project.record()["status"] == "KILLED"
