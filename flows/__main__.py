@@ -75,9 +75,11 @@ def main() -> int:
     options = parser_of(arguments[0] if arguments else None).parse_args(arguments)
     logs.log_to_terminal()
     ending.interrupt_on_terminate()
-    if options.subcommand not in ("run", "init", "bench"):  # these stay in the current folder
-        os.chdir(commands.ROOT)
     try:
+        if options.subcommand != "bench" and not getattr(options, "folder", None):
+            commands.require_project()
+        if options.subcommand not in ("run", "init", "bench"):  # these stay in the current folder
+            os.chdir(commands.ROOT)
         return int(options.do(options))
     except REFUSALS as error:
         print(error, file=sys.stderr)

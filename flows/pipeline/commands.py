@@ -57,6 +57,21 @@ class CommandError(RuntimeError):
     """Raised if a dvc command fails; dvc's own message is on the terminal."""
 
 
+def require_project() -> None:
+    """Raise CommandError in a folder whose params.yaml no command would read."""
+    with suppress(FileNotFoundError):  # the folder is gone
+        for folder in (Path.cwd(), *Path.cwd().parents):
+            if folder == ROOT:
+                return
+            is_other = (folder / ".dvc").is_dir() or not (folder / "dvc.yaml").exists()
+            is_data_root = folder.is_relative_to(ROOT) and not is_other
+            if (folder / "params.yaml").is_file() and not is_data_root:
+                raise CommandError(
+                    f"{folder} has a params.yaml, but is no Winnow project: copy the values into a "
+                    f"new one (`winnow init FOLDER`), or change to a project, such as {ROOT}"
+                )
+
+
 class Dvc:
     """A dvc process that runs until the end of the `with` block. Methods raise CommandError if dvc
     ends or a query fails; an exception while a method waits stops dvc's process group. With

@@ -84,6 +84,24 @@ def test_plan_lists_stale_stages_and_changes_nothing(project: Project) -> None:
     assert "3 would run, 1 may" in output
 
 
+@pytest.mark.parametrize("arguments", [("plan",), ("data",), ("run",), ("init",)])
+def test_folder_that_is_no_project_is_refused(arguments: tuple[str, ...], project: Project) -> None:
+    """Neither the surrounding project nor the installed one may be used silently."""
+    for folder in (project.root / "examples/mine", project.root.parent / "mine"):
+        (folder / "below").mkdir(parents=True)
+        shutil.copy(project.root / "params.yaml", folder)
+        inside = Project(folder / "below", project.environment | {"PYTHONPATH": str(project.root)})
+        assert f"{folder} has a params.yaml, but is no Winnow project" in inside.winnow(
+            *arguments, expect=1
+        )
+    root = project.root / "other"
+    root.mkdir()
+    for name in ("params.yaml", "dvc.yaml"):  # a data root is not refused
+        shutil.copy(project.root / name, root)
+    environment = project.environment | {"PYTHONPATH": str(project.root)}
+    assert "experiment.recipes" in Project(root, environment).winnow("params")
+
+
 def test_plan_and_doctor_end_with_the_budget(project: Project) -> None:
     shutil.copy(ROOT / "data/policy.json", project.root / "data/policy.json")
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
