@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import re
 import sys
 
 import shtab
@@ -18,24 +19,25 @@ from tasks.common.params import ParamsError
 from tasks.common.processes import ending
 
 SUBCOMMANDS = {
-    "run": "bring the experiment up to date",
-    "serve": "run the pipeline on a schedule",
     "init": "ask for model, data, GPU and budget, and write params.yaml or a new project",
     "doctor": "check for everything that can be wrong, before anything is run",
     "plan": "show what would run, why, and what it would cost; run nothing",
-    "dag": "show the stages as a tree in the terminal",
     "data": "show prompts as the policy receives them, with the verdict on their golds",
-    "advise": "recommend a recipe, from the profile alone",
-    "eval": "measure a policy on named benchmarks, with lm-evaluation-harness",
-    "push": "publish a trained policy with a model card, or send a record to MLflow",
     "params": "list every value that the pipeline runs with, and its origin",
     "recipes": "list the recipes for params.yaml, or the settings of one",
-    "read": "show rollouts of a recipe, before and after training",
-    "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
+    "run": "bring the experiment up to date",
+    "serve": "run the pipeline on a schedule",
     "bench": "compare recipes at several budgets under equal tuning, by a protocol",
+    "eval": "measure a policy on named benchmarks, with lm-evaluation-harness",
+    "advise": "recommend a recipe, from the profile alone",
+    "read": "show rollouts of a recipe, before and after training, or of the profile",
+    "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
+    "dag": "show the stages as a tree in the terminal",
+    "push": "publish a trained policy with a model card, or send a record to MLflow",
     "store": "inspect and maintain the rollout store",
     "clean": "show, and remove on request, what is old and not referenced",
 }
+TITLES = {"init": "start", "run": "run", "advise": "look", "push": "share and maintain"}
 COMPLETION = "--print-completion"
 ELSEWHERE = {
     "serve": "flows.serve.schedule",
@@ -45,10 +47,23 @@ ELSEWHERE = {
 REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
+class Grouped(argparse.HelpFormatter):
+    """Prints each of TITLES above its subcommand, the first of its group."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        if isinstance(action, argparse._SubParsersAction):
+            for first, title in TITLES.items():
+                text = re.sub(rf"^    {first} ", rf"\n  {title}:\n\g<0>", text, flags=re.MULTILINE)
+        return text
+
+
 def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
     """Return the parser. Import only the module of `subcommand`, or all modules for COMPLETION."""
     parser = argparse.ArgumentParser(
-        prog="winnow", description="Prompts, rollouts and training, from profile to report."
+        prog="winnow",
+        description="Prompts, rollouts and training, from profile to report.",
+        formatter_class=Grouped,
     )
     version = importlib.metadata.version("winnow")
     parser.add_argument("--version", action="version", version=f"winnow {version}")

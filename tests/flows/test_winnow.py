@@ -84,6 +84,15 @@ def test_plan_lists_stale_stages_and_changes_nothing(project: Project) -> None:
     assert "3 would run, 1 may" in output
 
 
+def test_help_lists_every_subcommand_in_its_group(project: Project) -> None:
+    listed = project.winnow("--help")
+    groups = re.findall(r"^  (\w[\w ]+):\n((?:    .*\n)+)", listed, flags=re.MULTILINE)
+    found = {title: re.findall(r"^    (\w+) ", text, flags=re.MULTILINE) for title, text in groups}
+    assert list(found) == ["start", "run", "look", "share and maintain"]
+    assert [name for names in found.values() for name in names] == [*SUBCOMMANDS]
+    assert found["run"] == ["run", "serve", "bench", "eval"]
+
+
 @pytest.mark.parametrize("arguments", [("plan",), ("data",), ("run",), ("init",)])
 def test_folder_that_is_no_project_is_refused(arguments: tuple[str, ...], project: Project) -> None:
     """Neither the surrounding project nor the installed one may be used silently."""
