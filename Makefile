@@ -56,6 +56,7 @@ run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS
 	@$(BIN)/python -m flows run $(if $(RECIPES),$(RECIPES) --experiment) $(ARGS)
 
 env: $(STAMP)  ## the environment alone
+	@test "$(MAKECMDGOALS)" != env || echo "$(VENV) is ready. Next: source $(BIN)/activate, then winnow init my-project, or make run"
 
 # The stamp carries the kind of environment in its name and is older than a requirements file that changed. The pins are
 # complete, but for torch: its build for GPUs brings its own CUDA libraries, and cannot be imported without them. At the end

@@ -111,6 +111,13 @@ def test_folder_that_is_no_project_is_refused(arguments: tuple[str, ...], projec
     assert "experiment.recipes" in Project(root, environment).winnow("params")
 
 
+def test_make_env_says_what_to_do_next(tmp_path: Path) -> None:
+    (tmp_path / ".installed-none").touch()
+    command = ["make", "env", f"VENV={tmp_path}", "VLLM=none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"source {tmp_path}/bin/activate, then winnow init" in done.stdout.splitlines()[-1]
+
+
 def test_plan_and_doctor_end_with_the_budget(project: Project) -> None:
     shutil.copy(ROOT / "data/policy.json", project.root / "data/policy.json")
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
