@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     root = roots.existing(options.data)
     if not (root.layout.profile / "profile.parquet").exists():
-        command = f"dvc repro {root.address('profile')}"
+        command = f"winnow run{'' if root.is_main else f' --data {root.folder}'} --until profile"
         raise ArtifactError(f"{root.folder} has no profile yet: create it with `{command}`")
     advice = importlib.import_module("tasks.allocate.advice")
     print(*advice.advise(root.values, root.layout), sep="\n")

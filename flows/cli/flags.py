@@ -61,6 +61,8 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     only = "only these recipes of the experiment"
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=only)
     add_several(parser, "--seed", dest="seeds", metavar="N", type=int, help="only these seeds")
+    until = "only these stages, and what they need: profile, train, train@grpo-0"
+    add_several(parser, "--until", metavar="STAGE", help=until)
     add_several(parser, "--force", metavar="STAGE", help="run these stages even if nothing changed")
     add_root(parser)
     rounds = "number of rounds; a later one starts from the champion"

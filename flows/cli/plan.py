@@ -57,7 +57,8 @@ def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | 
     changed = changes_of(dvc, root, root.pipeline)
     forced = forced_of(root, needs, request.force)
     found = why(root, needs, changed, cells_of(values), forced)
-    ordered, left_out = selection.select(needs, list(found), request.recipes, request.seeds, forced)
+    chosen = request.recipes, request.seeds, forced, request.until
+    ordered, left_out = selection.select(needs, list(found), *chosen)
     stages = [stage for stage in ordered if stage in found]
     said = [f"left out: {', '.join(left_out)}"] if left_out else []
     if stages:

@@ -161,6 +161,7 @@ def flow_over(
         data: str = MAIN,
         rounds: Annotated[int, Field(ge=1)] = 1,
         starts: list[StartText] | None = None,
+        until: list[str] | None = None,
     ) -> dict[str, str]:
         """Bring the experiment up to date; returns the name of every stage's final state.
 
@@ -179,6 +180,7 @@ def flow_over(
                 policy of the round before it; its folder is `rounds/N` below the data root.
             starts: The start of each round after the first: `champion` (the default), or
                 RECIPE/SEED of the round before it.
+            until: Only these stages, and what they need: `profile`, `train`, `train@grpo-0`.
         """
         request = FlowRequest(
             recipes or [],
@@ -190,6 +192,7 @@ def flow_over(
             starts or [],
             concurrency,
             retries,
+            until or [],
         )
         with crashes.noticed():
             records.attempt(crashes.mark)

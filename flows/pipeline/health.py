@@ -45,12 +45,10 @@ def require_health(root: Root) -> None:
         raise ParamsError(f"refused: {listed(found.errors)}")
 
 
-def examine(
-    dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[int], force: list[str]
-) -> Stages:
+def examine(dvc: commands.Dvc, root: Root, request: Any) -> Stages:
     """Return a request's stages. If one is stale or DVC fails, raise ParamsError for any faults."""
     try:
-        stages = Stages.examine(dvc, root, recipes, seeds, force)
+        stages = Stages.examine(dvc, root, request)
     except (commands.CommandError, ParamsError):
         require_health(root)  # DVC and the stage `code` stop at the first fault
         raise

@@ -39,6 +39,7 @@ class FlowRequest:
     starts: list[str] = field(default_factory=list)
     concurrency: int = 1
     retries: int = 0
+    until: list[str] = field(default_factory=list)
 
     def check(self) -> None:
         root = roots.root_of(self.data)
@@ -156,7 +157,7 @@ def each(dvc: commands.Dvc, request: FlowRequest) -> Iterator[Stages]:
         if before:
             start = starts[before.root.number - 1]
             roots.prepare_round(root, policy_of(before, start))
-        before = health.examine(dvc, root, request.recipes, request.seeds, request.force)
+        before = health.examine(dvc, root, request)
         yield before
 
 

@@ -69,8 +69,10 @@ def select(
     recipes: Iterable[str] | None,
     seeds: Iterable[int] | None,
     forced: Iterable[str] = (),
+    until: Iterable[str] = (),
 ) -> tuple[list[str], list[str]]:
-    """Return (stages in order, stages left out) for these recipes and seeds; none given means all.
+    """Return (stages in order, stages left out) for these recipes and seeds, up to the stages
+    `until` (`train`: all its cells); none given means all.
 
     A restriction keeps the chosen cells and their upstream stages. Stages that need all cells (the
     report) stay if no omitted stage, and none upstream of it, is in `changed`: DVC reports a stage
@@ -84,11 +86,14 @@ def select(
         for stage, (_, recipe, seed) in all_cells.items()
         if recipe in chosen_recipes and seed in chosen_seeds
     }
-    if chosen == set(all_cells):
-        return order(needs), []
     other = upstream(needs, set(all_cells) - chosen) - upstream(needs, chosen)
     is_stale = bool(upstream(needs, other) & set(changed))
     keep = upstream(needs, chosen) if is_stale else set(needs) - other
+    if until:
+        names = {stage: coordinates(stage)[0] for stage in needs}
+        last = choose([*names, *names.values()], until, "stage")
+        before = upstream(needs, {stage for stage in needs if {stage, names[stage]} & last}) - other
+        keep = {s for s in before if not (is_stale and upstream(needs, {s}) & other)}
     left_out = [stage for stage in needs if stage not in keep]
     if lost := sorted(set(forced) & set(left_out)):
         raise SelectionError(f"--force {lost[0]}: this run leaves it out: run all recipes")

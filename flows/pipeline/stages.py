@@ -45,16 +45,15 @@ class Stages:
     page_due: float = 0.0  # when the report's page may be written again; monotonic seconds
 
     @classmethod
-    def examine(
-        cls, dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[int], force: list[str]
-    ) -> "Stages":
+    def examine(cls, dvc: commands.Dvc, root: Root, request: Any) -> "Stages":
         """Read the graph from DVC, update the code digests if the code changed, and then read all
         changes from DVC, once."""
         needs = roots.own_needs(root, dvc.graph())
-        forced = forced_of(root, needs, force)
+        forced = forced_of(root, needs, request.force)
         code_reason = digest_code(dvc, root, CODE in forced)
         changed, forced = changes_of(dvc, root, root.pipeline), forced - {CODE}
-        ordered, left_out = selection.select(needs, changed, recipes, seeds, forced)
+        chosen = request.recipes, request.seeds, forced, request.until
+        ordered, left_out = selection.select(needs, changed, *chosen)
         stages = cls(dvc, root, needs, ordered, left_out, changed, forced)
         if code_reason:
             stages.code_reason = code_reason
@@ -242,10 +241,11 @@ def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
             "dvc's cache (`dvc cache dir`) has room and is writable"
         )
     last = "\n".join(said) or "(no output)"
-    folder = stage.rpartition(":")[0].removesuffix("/dvc.yaml")
+    folder, _, name = stage.rpartition(":")
+    command = "winnow run" + f" --data {folder.removesuffix('/dvc.yaml')}" * bool(folder)
     return (
-        f"{what}; exit status {code}. To resume: `winnow run{f' --data {folder}' * bool(folder)}`; "
-        f"only this stage: `dvc repro -s {stage}`\n\nIts last lines:\n{last}"
+        f"{what}; exit status {code}. To resume: `{command}`; up to this stage: "
+        f"`{command} --until {name}`\n\nIts last lines:\n{last}"
     )
 
 

@@ -61,11 +61,11 @@ def success_words(stages: Stages) -> str:
 
 
 def left_out(stages: Stages) -> str:
-    """Return a line with the stages left out, and, if the report is among them, the reason."""
+    """Return a line with the stages left out, and why the report is, if cells are evaluated."""
     names = ", ".join(map(stages.root.titled, stages.left_out))
-    return f"left out: {names}" + (
-        " (the report waits for all cells)" if "report" in stages.left_out else ""
-    )
+    cells = [stage for stage in stages.ordered if stage.startswith("evaluate@")]
+    waits = cells and "report" in stages.left_out
+    return f"left out: {names}" + " (the report waits for all cells)" * bool(waits)
 
 
 def places(root: Root, *, is_stale: bool = False) -> str:

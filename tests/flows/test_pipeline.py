@@ -61,6 +61,18 @@ def test_flow_after_dvc_has_nothing_to_do(project: Project) -> None:
     assert versions["train@grpo-0"] == versions["train@sgpo-0"] != versions["ingest"]
 
 
+def test_run_until_a_stage_leaves_out_the_others(project: Project) -> None:
+    project.edit("params.yaml", r"^  num_samples: 8", "  num_samples: 9")
+    assert "2 would run" in project.winnow("plan", "--until", "profile")
+    output = project.flow("--until", "profile")
+    assert lines(output, "starts") == ["profile"]
+    assert "left out: baseline, allocate@grpo-0" in output
+    assert "waits for all cells" not in output
+    assert "4 stages: 2 ran, 2 cached" in output
+    after = ["allocate@grpo-0", "allocate@sgpo-0", "allocate@winnow-0", "report"]
+    assert sorted(project.status()) == after
+
+
 def check_shown(project: Project) -> None:
     """Check that Prefect shows the run, the output of its stages, and the leaderboard."""
     run = flow_run(project)

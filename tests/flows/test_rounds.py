@@ -138,7 +138,7 @@ def test_overrides_apply_to_both_rounds_and_are_undone(project: Project) -> None
     output = project.flow(*options, expect=1)
     assert "baseline" in lines(output, "ran")
     assert titled(output, "FAILED") == ["policy"]
-    assert f"dvc repro -s {SECOND}/dvc.yaml:policy" in output
+    assert f"`winnow run --data {SECOND} --until policy`" in output
     assert flow_run(project)["parameters"]["overrides"] == ["evaluate.num_samples=9"]
     ran_with = yaml.safe_load((project.root / SECOND / "code/baseline.params.yaml").read_text())
     assert ran_with["evaluate"]["num_samples"] == 9

@@ -119,7 +119,7 @@ def test_failed_cells_do_not_stop_the_others(
     assert "failed: allocate@sgpo-0, evaluate@winnow-0" in sent["body"]
     runs = {task["name"]: task for task in task_runs(project)}
     message = runs["allocate@sgpo-0"]["state"]["message"]
-    assert "dvc repro -s allocate@sgpo-0" in message
+    assert "`winnow run --until allocate@sgpo-0`" in message
     assert "this is allocate@sgpo-0, live" in message.partition("Its last lines:")[2]
     assert runs["allocate@winnow-0"]["tags"] == ["project:cpu"]
     for stage in ("train@grpo-0", "train@winnow-0"):

@@ -202,6 +202,23 @@ def test_recipe_and_seed_select_a_cell_and_its_upstream_stages(changed: str) -> 
     assert "report" in excluded
 
 
+@pytest.mark.parametrize(
+    ("recipes", "until", "kept"),
+    [
+        (None, ["evaluate@a-1"], ["ingest", "allocate@a", "evaluate@a-1"]),
+        (["b-c"], ["allocate", "baseline"], ["ingest", "baseline", "allocate@b-c"]),
+    ],
+)
+def test_until_keeps_stages_and_what_they_need(
+    recipes: list[str] | None, until: list[str], kept: list[str]
+) -> None:
+    ordered, excluded = selection.select(NEEDS, ["ingest"], recipes, None, [], until)
+    assert ordered == kept
+    assert {*excluded} == {*NEEDS} - {*kept}
+    with pytest.raises(selection.SelectionError, match="stage trian is not in the experiment"):
+        selection.select(NEEDS, [], recipes, None, [], ["trian"])
+
+
 def test_unknown_recipe_is_refused() -> None:
     message = "recipe dapo is not in the experiment: it has a, b-c"
     with pytest.raises(selection.SelectionError, match=message):
