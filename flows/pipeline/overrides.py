@@ -8,14 +8,15 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.config.editing import overridden
 from tasks.common.files import ArtifactError, digest, write_text
 from tasks.common.layout import Layout
-from tasks.common.params import CELL_NAME, ParamsError
+from tasks.common.params import CELL_NAME, ParamsError, load, parsed
 from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,21 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         os.path.relpath(layout.root),
         without_secrets(", ".join(overrides)),
     )
+
+
+def values_of(path: Path, note: Path, overrides: list[str]) -> dict[str, Any]:
+    """Return the values of the file at `path` with `overrides`, but without those of the run that
+    wrote `note`, if it still runs or was killed. Raise ParamsError as `applied` does."""
+    load(path)  # refuses a missing or invalid file
+    text = path.read_text()
+    with suppress(ArtifactError):  # there is none, or it is damaged
+        left = read_checked(note)
+        text = left["before"] if digest(text) == left["during"] else text
+    if not overrides:
+        return dict(parsed(text))
+    values = overridden(text, path.name, overrides)[1]
+    importlib.import_module("tasks.code.effective").complete(values)  # refuses unknown keys
+    return values
 
 
 def note_of(layout: Layout) -> Path:

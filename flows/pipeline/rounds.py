@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.pipeline import commands, health, lock, overrides, roots
 from flows.pipeline.roots import MAIN, Root
-from flows.pipeline.selection import SelectionError
+from flows.pipeline.selection import SelectionError, choose
 from flows.pipeline.stages import Stages
 from tasks.common import params, recipes
 from tasks.common.checksums import read_checked
@@ -87,6 +87,7 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
     a killed run left, then write the recipes in `experiment`, if any, to the parameters."""
     request.check()
     first, *later = request.chain
+    check_before_waiting(first, request, experiment)
     with locked():
         for root in {Root(), Root(first.first), first}:  # each may be copied into the next
             overrides.put_back(root.params, overrides.note_of(root.layout))
@@ -99,7 +100,7 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
             set_recipes(first.params, experiment)
         try:
             with overrides.applied(first.params, first.layout, request.overrides):
-                check_starts(first.params, request.starts)
+                check_starts(params.load(first.params), request.starts)
                 with commands.Dvc(is_labelled=request.concurrency > 1) as dvc:
                     yield each(dvc, request)
         finally:
@@ -133,14 +134,38 @@ def set_recipes(path: Path, names: Sequence[str]) -> None:
         logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(chosen))
 
 
-def check_starts(path: Path, starts: list[str]) -> None:
+def check_before_waiting(root: Root, request: FlowRequest, experiment: Sequence[str]) -> None:
+    """Raise ParamsError or SelectionError for a name or a value of the request that is unknown or
+    invalid, so that the user need not wait for the pipeline's lock to read it."""
+    names = [*request.recipes, *request.seeds, *request.force, *request.until, *request.starts]
+    if not (names or request.overrides or experiment):
+        return
+    path = root.params if root.params.exists() else Root().params
+    values = overrides.values_of(path, overrides.note_of(root.layout), request.overrides)
+    if experiment:
+        chosen_recipes = recipes.names(values) if [*experiment] == ["all"] else [*experiment]
+        for name in chosen_recipes:
+            recipes.recipe(values, name)
+        values["experiment"] = {**values["experiment"], "recipes": chosen_recipes}
+    chosen = params.section(values, "experiment", params.Experiment)
+    choose(chosen.recipes, request.recipes, "recipe")
+    choose(chosen.seeds, request.seeds, "seed")
+    check_starts(values, request.starts)
+    stages = params.load(commands.ROOT / "dvc.yaml")["stages"]
+    cells = [cell.replace("/", "-") for cell in cells_of(values)]
+    known = [f"{s}@{cell}" if "matrix" in stages[s] else s for s in stages for cell in cells]
+    choose(known, request.force, "stage")
+    choose([*known, *stages], request.until, "stage")
+
+
+def check_starts(values: dict[str, Any], starts: list[str]) -> None:
     """Raise SelectionError if the experiment does not train a policy that a round starts from."""
-    cells = cells_of(params.load(path))
+    cells = cells_of(values)
     for start in starts:
         if start not in (CHAMPION, *cells):
             raise SelectionError(
                 f"--from {start} is not in the experiment: it has {', '.join(cells)} "
-                f"({path.name}), or {CHAMPION}"
+                f"(params.yaml), or {CHAMPION}"
             )
 
 

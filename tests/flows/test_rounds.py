@@ -15,6 +15,7 @@ from flows.pipeline.roots import Root, root_of
 from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.selection import SelectionError
 from flows.pipeline.stages import StageFailed, Stages, forced_of
+from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT, Project, lines, shell
@@ -54,9 +55,10 @@ def test_contradictory_request_is_refused(options: dict[str, Any], words: str) -
 
 
 def test_start_outside_the_experiment_is_refused() -> None:
-    rounds.check_starts(ROOT / "params.yaml", ["champion", "sgpo/0"])
+    values = params.load(ROOT / "params.yaml")
+    rounds.check_starts(values, ["champion", "sgpo/0"])
     with pytest.raises(SelectionError, match=r"--from pods/0 .* it has grpo/0, .*, or champion"):
-        rounds.check_starts(ROOT / "params.yaml", ["pods/0"])
+        rounds.check_starts(values, ["pods/0"])
 
 
 def test_cells_behind_a_changed_stage_are_refused_if_left_out() -> None:
