@@ -29,6 +29,7 @@ SUBCOMMANDS = {
     "serve": "run the pipeline on a schedule",
     "bench": "compare recipes at several budgets under equal tuning, by a protocol",
     "eval": "measure a policy on named benchmarks, with lm-evaluation-harness",
+    "status": "show what runs now, since when and how far, or whether all is up to date",
     "advise": "recommend a recipe, from the profile alone",
     "read": "show rollouts of a recipe, before and after training, or of the profile",
     "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
@@ -37,10 +38,11 @@ SUBCOMMANDS = {
     "store": "inspect and maintain the rollout store",
     "clean": "show, and remove on request, what is old and not referenced",
 }
-TITLES = {"init": "start", "run": "run", "advise": "look", "push": "share and maintain"}
+TITLES = {"init": "start", "run": "run", "status": "look", "push": "share and maintain"}
 COMPLETION = "--print-completion"
 ELSEWHERE = {
     "serve": "flows.serve.schedule",
+    "status": "flows.serve.status",
     "ui": "flows.serve.ui",
     "clean": "flows.upkeep.clean",
 }

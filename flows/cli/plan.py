@@ -1,5 +1,5 @@
 """winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
-It runs nothing. It writes only the files that define a later round, once no other flow is running.
+It runs nothing. It writes only the files that define a later round, once no other flow is status.
 
 The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
 to date; a later round may start from another policy, once the round before it has run. The costs
@@ -17,6 +17,7 @@ from flows.pipeline import commands, lock, reasons, roots, rounds, selection
 from flows.pipeline.roots import Root
 from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.stages import CODE, changes_of, explain, forced_of
+from flows.serve import status
 from tasks.common import params
 
 AFTER = "after "  # prefix of the reason of a stage that only follows others
@@ -33,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the plan of each data root, up to the first that has never run."""
     request = flags.request_of(options)
     request.check()
+    if text := status.now():
+        raise commands.CommandError(f"{text}\nDVC cannot examine the stages before it ends")
     first, *later = request.chain
     roots.existing(first.folder)
     with commands.Dvc() as dvc:

@@ -23,6 +23,7 @@ from flows.pipeline.output import Output
 from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
 from flows.pipeline.stages import Stages
+from flows.serve import status
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import coordinates
@@ -33,7 +34,6 @@ LINES_A_LOOK = 50
 PROGRESS_SECONDS = 5.0
 MAX_NAME = 120
 NOTIFY = "WINNOW_NOTIFY"
-RUNNERS = "PREFECT__FLOW_RUN_ID"  # set in processes started by a Prefect runner
 FORECAST = (
     *("visits", "prompts", "rollouts", "mixed_groups", "tokens"),
     *("flops_charged", "flops_charged_mixed"),
@@ -52,6 +52,7 @@ class Watch:
         self.bars: dict[str, UUID] = {}
         self.seen: dict[str, float] = {}
         self.next_progress = time.monotonic() + PROGRESS_SECONDS
+        status.note(title)
 
     def __call__(self, output: Output) -> None:
         for line in output.lines.take(LINES_A_LOOK):
@@ -65,6 +66,7 @@ class Watch:
     def finish(self, output: Output) -> None:
         """Pass on the last lines and remove the bars: a stage that has ended has no progress."""
         self(output)
+        status.note(self.title, None)
         attempt(self.remove_bars)
 
     def remove_bars(self) -> None:
@@ -77,6 +79,7 @@ class Watch:
         for label, (percent, text) in list(output.lines.bars.items()):
             if self.seen.get(label) != percent:
                 self.seen[label] = percent
+                status.note(self.title, text)
                 attempt(lambda: self.show(label, percent, text))  # noqa: B023
 
     def show(self, label: str, percent: float, text: str) -> None:
@@ -93,7 +96,7 @@ def stop_if_cancelled() -> None:
     """Interrupt this process, as Ctrl-C does, if its run is cancelled in Prefect. Skip a run that a
     runner (`winnow serve`, a worker) started: the runner stops it."""
     identity = runtime.flow_run.get_id()
-    if identity and RUNNERS not in os.environ and identity not in cancelled:
+    if identity and status.RUNNER not in os.environ and identity not in cancelled:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(identity)).state
         is_cancelled = state is not None and state.type is StateType.CANCELLING

@@ -14,6 +14,7 @@ from flows.pipeline import commands, health, lock, overrides, roots
 from flows.pipeline.roots import MAIN, Root
 from flows.pipeline.selection import SelectionError, choose
 from flows.pipeline.stages import Stages
+from flows.serve import status
 from tasks.common import params, recipes
 from tasks.common.checksums import read_checked
 from tasks.common.config.editing import set_values
@@ -77,7 +78,7 @@ class FlowRequest:
 
 def locked() -> AbstractContextManager[None]:
     """Return the lock of the project's pipeline, for a `with` block in which no other flow runs."""
-    return locks.exclusive(Root().layout.locks / "pipeline", "the pipeline")
+    return locks.exclusive(status.lock_file(), "the pipeline")
 
 
 @contextmanager
@@ -89,6 +90,7 @@ def opened(request: FlowRequest, experiment: Sequence[str] = ()) -> Iterator[Ite
     first, *later = request.chain
     check_before_waiting(first, request, experiment)
     with locked():
+        status.note()
         for root in {Root(), Root(first.first), first}:  # each may be copied into the next
             overrides.put_back(root.params, overrides.note_of(root.layout))
         restore_locks(request.chain)

@@ -5,16 +5,15 @@ rollout store and logs. Current outputs, the champion and pushed policies stay. 
 table of what each place loses (Operating it, Cleaning)."""
 
 import argparse
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tabulate import tabulate
 
 from flows.cli import flags
 from flows.pipeline import commands, rounds
+from flows.serve import status
 from flows.upkeep import places
 
 
@@ -42,8 +41,6 @@ def alone() -> Iterator[None]:
     """Keep flows and dvc from starting during the block. Raise CommandError if a dvc runs a stage:
     it notes its process and releases its lock meanwhile."""
     with rounds.locked(), commands.whole_lock():
-        notes = commands.ROOT / ".dvc" / "tmp" / "rwlock"
-        for pid in re.findall(r'"pid": (\d+)', notes.read_text() if notes.exists() else ""):
-            if Path(f"/proc/{pid}").exists():
-                raise commands.CommandError(f"dvc runs a stage (process {pid}): wait for its end")
+        for pid in status.of_dvc():
+            raise commands.CommandError(f"dvc runs a stage (process {pid}): wait for its end")
         yield

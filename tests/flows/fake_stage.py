@@ -72,6 +72,7 @@ def read_behaviour() -> dict[str, str]:
 
 
 def hang(stage: str) -> None:
+    print(f"{stage}:  41%|####      | 41/100 [00:01<00:02, 3it/s]", file=sys.stderr, flush=True)
     Path(f"{stage}.hanging.pid").write_text(str(os.getpid()))
     while True:
         time.sleep(0.05)

@@ -1,6 +1,7 @@
 """No stage outlives its flow or dvc, however that ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,41 @@ def test_stage_ends_if_dvc_is_killed_in_a_container_during_imports(project: Proj
     assert is_gone(stage)
     container.stdin.close()
     container.wait()
+
+
+def test_a_run_is_shown_while_it_lives_and_bad_requests_do_not_wait_for_it(
+    project: Project,
+) -> None:
+    project.behave(baseline="hang")
+    flow = project.start("flows", "run", "--force", "baseline")
+    stage = project.hanging()
+    first, second = wait_for(
+        lambda: "41/100" in (text := project.winnow("status")) and text.splitlines()
+    )
+    assert f"run --force baseline` runs (process {flow.pid})" in first
+    assert re.fullmatch(
+        r"  baseline since \d\d:\d\d:\d\d \(0 min\)  baseline:  41% 41/100 \[.*", second
+    )
+    planned = project.winnow("plan", expect=1)
+    assert planned.startswith(first)
+    assert "ERROR" not in planned
+    for arguments, message in (
+        (["--set", "train.learning_rate=abc"], "learning_rate is 'abc', which is not a number"),
+        (["grppo"], "recipe grppo is not in the experiment: it has grpo, sgpo, winnow"),
+        (["--experiment", "grppo"], "grppo"),
+        (["--seed", "7"], "seed 7 is not in the experiment"),
+        (["--force", "train"], "stage train is not in the experiment"),
+        (["--until", "profil"], "stage profil is not in the experiment"),
+        (["--rounds", "2", "--from", "pods/0"], "--from pods/0 is not in the experiment"),
+    ):
+        output = project.flow(*arguments, expect=1)
+        assert message in output
+        assert "waiting for the pipeline" not in output
+    flow.kill()
+    flow.communicate()
+    assert is_gone(stage)
+    late = "nothing runs; 2 of 15 stages would or may run: `winnow plan` lists them\n"
+    assert project.winnow("status").endswith(late)
 
 
 def test_stages_of_an_interrupted_flow_save(project: Project) -> None:

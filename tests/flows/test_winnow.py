@@ -93,7 +93,7 @@ def test_help_lists_every_subcommand_in_its_group(project: Project) -> None:
     assert found["run"] == ["run", "serve", "bench", "eval"]
 
 
-@pytest.mark.parametrize("arguments", [("plan",), ("data",), ("run",), ("init",)])
+@pytest.mark.parametrize("arguments", [("plan",), ("data",), ("status",), ("run",), ("init",)])
 def test_folder_that_is_no_project_is_refused(arguments: tuple[str, ...], project: Project) -> None:
     """Neither the surrounding project nor the installed one may be used silently."""
     for folder in (project.root / "examples/mine", project.root.parent / "mine"):

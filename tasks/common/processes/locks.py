@@ -37,6 +37,24 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
+def note(path: Path, text: str) -> None:
+    """Write a line of text below the pid in the lock file at `path`, which this process holds."""
+    lines = f"{os.getpid()}\n{text}\n".encode()
+    with path.open("r+b", buffering=0) as file:
+        file.write(lines)  # at once, so that a reader finds a whole line
+        file.truncate(len(lines))
+
+
+def held(path: Path) -> list[str]:
+    """Return the lines of a lock file, its holder's pid and note; none if no process holds it."""
+    with suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().splitlines()[:2]
+    return []
+
+
 def open_lock(path: Path) -> TextIO:
     """Open the lock file, or create it for every user of the machine."""
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
@@ -60,7 +78,7 @@ def wait_for_lock(file: TextIO, what: str, path: Path) -> None:
         except BlockingIOError:
             if waited >= next_report:
                 file.seek(0)
-                holder = file.read().strip() or "unknown"
+                holder = file.readline().strip() or "unknown"
                 still = f"; {waited:.0f} s so far" if next_report else ""
                 logger.warning(
                     "waiting for %s: process %s holds it (%s)%s", what, holder, path, still
