@@ -65,6 +65,7 @@ class FlowRequest:
     def title(self) -> str:
         """Return what is requested in a line, such as `grpo, seed 0, force ingest`."""
         words = [*self.recipes, *(f"seed {seed}" for seed in self.seeds)]
+        words += [f"until {stage}" for stage in self.until]
         words += [*(f"force {stage}" for stage in self.force), *self.overrides]
         words += [self.data] if self.data != MAIN else []
         words += [f"{self.rounds} rounds"] if self.rounds > 1 else []
