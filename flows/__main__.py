@@ -28,7 +28,6 @@ SUBCOMMANDS = {
     "run": "bring the experiment up to date",
     "serve": "run the pipeline on a schedule",
     "bench": "compare recipes at several budgets under equal tuning, by a protocol",
-    "eval": "measure a policy on named benchmarks, with lm-evaluation-harness",
     "status": "show what runs now, since when and how far, or whether all is up to date",
     "advise": "recommend a recipe, from the profile alone",
     "read": "show rollouts of a recipe, before and after training, or of the profile",

@@ -33,7 +33,6 @@ ONE_FILE = {
     "torchao": ("tasks/train/learner/optimizer.py", "tasks/train/learner/lora.py"),
     "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",
-    "lm_eval": "tasks/harness/run.py",
     "starlette": ("flows/serve/app.py",),
     "networkx": "flows/cli/dag.py",
     "shtab": "flows/__main__.py",
@@ -134,7 +133,7 @@ def loaded_by_name(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_names_that_the_flows_load_exist() -> None:
     found = {each for path in ROOT.glob("flows/**/*.py") for each in loaded_by_name(path)}
-    assert ("tasks.harness.records", "Subject") in found
+    assert ("tasks.doctor.forecast", "forecast") in found
     assert [(m, n) for m, n in found if not hasattr(importlib.import_module(m), n)] == []
 
 

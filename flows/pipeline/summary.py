@@ -1,6 +1,5 @@
 """A flow run's record in MLflow, and its last lines on the terminal."""
 
-import importlib
 import os
 import shlex
 import sys
@@ -69,11 +68,10 @@ def left_out(stages: Stages) -> str:
 
 
 def places(root: Root, *, is_stale: bool = False) -> str:
-    """Return as text the leaderboard, the benchmarks, and where the report and MLflow are. If the
+    """Return as text the leaderboard, and where the report and MLflow are. If the
     report is stale, the first line says so."""
     layout = root.layout
     table = layout.report / "leaderboard.txt"
-    benchmarks = importlib.import_module("tasks.harness.records").table(layout)
     database = os.path.relpath(layout.tracking / "mlflow.db")
     uri = (params.load(root.params).get("tracking") or {}).get("uri") or f"sqlite:///{database}"
     pages = f"{own_command()} ui    then http://127.0.0.1:5000 (it reads {uri})"
@@ -84,7 +82,6 @@ def places(root: Root, *, is_stale: bool = False) -> str:
         [
             *([stale] if is_stale and table.exists() else []),
             table.read_text().rstrip() + "\n" if table.exists() else "",
-            *([f"{benchmarks}\n"] if benchmarks else []),
             f"report    {layout.report / 'index.html'}",
             f"MLflow    {uri if uri.startswith('http') else pages}",
         ]

@@ -186,37 +186,6 @@ def test_parameters_are_flattened_and_long_values_truncated(layout: Layout) -> N
     assert params["key249"] == "249"
 
 
-def test_benchmarks_are_recorded_in_the_run_of_the_trained_cell(layout: Layout) -> None:
-    """They are recorded with the other results of that policy only."""
-    curve = layout.train("grpo", 0) / "curve.parquet"
-    for content in (b"first", b"second"):
-        curve.parent.mkdir(parents=True, exist_ok=True)
-        curve.write_bytes(content)
-        with track(LOCAL, layout, "train", "grpo", 0):
-            pass
-    curve.write_bytes(b"first")
-    with track(LOCAL, layout, "eval", None, None) as tracker:
-        tracker.benchmark("grpo", 0, curve, {"eval/gsm8k/exact_match": 0.625})
-    with track(LOCAL, layout, "eval", None, None) as tracker:
-        curve.write_bytes(b"not recorded")
-        tracker.benchmark("grpo", 0, curve, {"eval/gsm8k/exact_match": 0.5})
-        tracker.benchmark(None, None, curve, {"eval/hellaswag/acc": 0.25})
-    client = tracking.connect(tracking.address(LOCAL, layout))
-    experiment = client.get_experiment_by_name("winnow").experiment_id
-    runs = client.search_runs([experiment], order_by=["attributes.start_time ASC"])
-    metrics_by_run = {run.info.run_id: run.data.metrics for run in runs}
-    kinds = {kind: [r for r in runs if r.data.tags["kind"] == kind] for kind in ("cell", "stage")}
-    trainings = [run for run in kinds["stage"] if run.info.run_name == "train grpo/0"]
-    parent = trainings[0].data.tags["mlflow.parentRunId"]
-    assert metrics_by_run[parent] == {"eval/gsm8k/exact_match": 0.625}
-    evaluations = [run.data.metrics for run in kinds["stage"] if run.info.run_name == "eval"]
-    assert evaluations == [
-        {"eval/gsm8k/exact_match": 0.625},
-        {"eval/gsm8k/exact_match": 0.5, "eval/hellaswag/acc": 0.25},
-    ]
-    assert sum(bool(run.data.metrics) for run in kinds["cell"]) == 1
-
-
 def test_input_is_linked_to_the_run_that_wrote_it(layout: Layout) -> None:
     profile = layout.profile / "profile.parquet"
     with track(LOCAL, layout, "profile", None, None):

@@ -12,10 +12,8 @@ import pytest
 import yaml
 
 from tasks.code.schema import schema
-from tasks.common.config import yaml_tags
 from tasks.common.params import Budget
 from tasks.engines.settings import Cluster
-from tasks.harness import files
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
 from tests.parameters import every_value
 
@@ -53,15 +51,6 @@ def test_yaml_blocks_are_parts_of_params(block: Block) -> None:
     values = yaml.safe_load(block.text)
     assert list(unknown_keys(values, KNOWN, "")) == []
     jsonschema.validate(values.get("recipes"), schema()["properties"]["recipes"])
-
-
-def test_the_task_file_of_the_guide_can_be_read(tmp_path: Path) -> None:
-    """Its table belongs to the reader."""
-    (block,) = [block for block in of("yaml") if block.caption == "mine/sums.yaml"]
-    (tmp_path / "sums.yaml").write_text(block.text)
-    (path,) = files.task_files(tmp_path)
-    assert list(files.named(yaml_tags.read(path), "data_files")) == ["/data/sums.jsonl"]
-    assert yaml.safe_load(block.text)["metric_list"][0]["metric"] == "exact_match"
 
 
 def test_json_blocks_are_json() -> None:

@@ -43,7 +43,7 @@ from tasks.common.tracking.pipelines import (
     start_event,
     start_pipeline,
 )
-from tasks.common.tracking.results import write_benchmark, write_cell, write_experiment
+from tasks.common.tracking.results import write_cell, write_experiment
 from tasks.common.tracking.runs import (
     TrackedRun,
     close_cells,
@@ -160,7 +160,6 @@ WRITERS: dict[str, Callable[[TrackedRun, Event], None]] = {
     "champion": write_champion,
     "experiment": write_experiment,
     "cell": write_cell,
-    "benchmark": write_benchmark,
     "end": write_end,
 }
 

@@ -170,23 +170,6 @@ class Tracker:
             result=digest([cell, metrics]),
         )
 
-    def benchmark(
-        self,
-        recipe: str | None,
-        seed: int | None,
-        evidence: Path,
-        metrics: Mapping[str, float | None],
-    ) -> None:
-        """Record a policy's results on external benchmarks in this run. For a trained policy,
-        record them also in the run of its recipe and seed, which the file `evidence` identifies."""
-        self._record(
-            "benchmark",
-            recipe=recipe,
-            seed=seed,
-            evidence=self._named(evidence),
-            points=[point(metrics, milliseconds())],
-        )
-
     def _named(self, path: Path | None) -> dict[str, str] | None:
         if path is None:
             return None

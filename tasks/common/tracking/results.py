@@ -8,12 +8,10 @@ import psutil
 from tasks.common.tracking.journal import Event, refused
 from tasks.common.tracking.pipelines import process_tags, round_words
 from tasks.common.tracking.runs import (
-    DIGEST,
     TrackedRun,
     find_cell,
     first_run,
     link,
-    producer,
 )
 from tasks.common.tracking.writers import (
     logger,
@@ -64,27 +62,6 @@ def write_cell(run: TrackedRun, event: Event) -> None:
         write_tags(target, {"values": link(run, "result", output["key"], output["digest"])})
     write_tags(target, {"values": {RESULT: event["result"]}})
     client.set_terminated(target.run_id, "FINISHED")
-
-
-def write_benchmark(run: TrackedRun, event: Event) -> None:
-    """Write a policy's results on benchmarks into this run, and into the run of its cell if there
-    is one."""
-    write_metrics(run, event)
-    cell = event["recipe"] and cell_of(run, event["evidence"])
-    if cell:
-        write_metrics(replace(run, run_id=cell), event)
-
-
-def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
-    """Return the id of the cell's run that has the file `evidence` as a result, else the id of the
-    parent of the training run that wrote the file; None if there is neither."""
-    key, value = evidence["key"], evidence["digest"]
-    has_result = f"tags.`{DIGEST}.result.{key}` = '{value}' AND tags.kind = 'cell'"
-    found = first_run(run.client, run.experiment_id, has_result)
-    if found:
-        return str(found.info.run_id)
-    training = producer(run.client, run.experiment_id, key, value)
-    return training and run.client.get_run(training).data.tags.get("mlflow.parentRunId")
 
 
 def write_settings(run: TrackedRun, event: Event) -> None:
