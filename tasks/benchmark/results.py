@@ -1,13 +1,16 @@
 """The results file: one line of JSON for every finished cell, so that a table can be completed over
-several sessions and machines. Lines are appended, and never deleted. The only later
-change is the field `superseded`, the reason why a line no longer counts. The facts of the families
-are in a file beside it (`.facts.json`)."""
+several sessions and machines. Lines are appended, and never deleted. The only later change is the
+field `superseded`, the reason why a line no longer counts. Lines of a finished protocol are in a
+compressed file (`.jsonl.zst`), whose lines come before those of the `.jsonl`. The facts of the
+families are in a file beside it (`.facts.json`)."""
 
 import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from tasks.common.files import ArtifactError, read_json, replace_file
 
@@ -16,24 +19,38 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 MAX_COUNT = len(DIGITS) - 1
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the existing ones of the compressed file and `path`, in the order of their lines."""
+    return [file for file in (path.with_suffix(".jsonl.zst"), path) if file.exists()]
+
+
+def texts_of(file: Path) -> list[bytes]:
+    """Return the lines of a file. The last is empty, or cut off by a kill."""
+    try:
+        return bytes(pa.input_stream(file).read()).split(b"\n")  # decompressed by its suffix
+    except OSError as error:
+        raise ArtifactError(f"{file} cannot be read, restore it: {error}") from error
+
+
+def result_of(text: bytes) -> Line | None:
+    """Return the result in a line, or None if there is none, or one cut off by a kill."""
+    try:
+        return line if "key" in (line := json.loads(text)) else None
+    except (ValueError, TypeError):
+        return None
+
+
 def read_lines(path: Path) -> list[Line]:
-    """Return every line of the file, including superseded ones; none if there is no file. A line
+    """Return every line of both files, including superseded ones; none if there is no file. A line
     cut off by a kill is skipped. Raise ArtifactError for a line that is not a result."""
     found: list[Line] = []
-    if not path.exists():
-        return found
-    lines = path.read_bytes().split(b"\n")
-    for number, text in enumerate(lines, 1):
-        if not text:
-            continue
-        try:
-            line = json.loads(text)
-            line["key"]
-            found.append(line)
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):  # no line end: a kill interrupted the write
-                continue
-            raise ArtifactError(f"{path}: line {number} is not a result: {error}") from error
+    for file in files_of(path):
+        texts = texts_of(file)
+        for number, text in enumerate(texts, 1):
+            if line := result_of(text):
+                found.append(line)
+            elif text and number < len(texts):
+                raise ArtifactError(f"{file}: line {number} is not a result: {text[:80]!r}")
     return found
 
 
@@ -51,13 +68,22 @@ def read_results(path: Path) -> dict[str, Line]:
 def supersede(path: Path, keys: Collection[str], reason: str) -> int:
     """Mark the valid lines of these keys as superseded for `reason`; return their number. All other
     lines stay byte-identical."""
-    texts, num = path.read_bytes().split(b"\n"), 0
-    for place, text in enumerate(texts if is_whole(texts[-1]) else texts[:-1]):
-        line = json.loads(text) if text else {"superseded": "an empty line"}
+    return sum(mark(file, keys, reason) for file in files_of(path))
+
+
+def mark(file: Path, keys: Collection[str], reason: str) -> int:
+    """Do what `supersede` does in one of the files."""
+    texts, num = texts_of(file), 0
+    for place, text in enumerate(texts):
+        line = result_of(text) or {"superseded": "not a line"}
         if "superseded" not in line and line["key"] in keys:
             texts[place] = json.dumps({**line, "superseded": reason}, sort_keys=True).encode()
             num += 1
-    replace_file(path, lambda stream: stream.write(b"\n".join(texts)))
+    whole = b"\n".join(texts)
+    if file.suffix == ".zst":
+        whole = pa.Codec("zstd", compression_level=19).compress(whole, asbytes=True)
+    if num:  # else compressed again, with other bytes for the same lines
+        replace_file(file, lambda stream: stream.write(whole))
     return num
 
 
@@ -79,21 +105,13 @@ def append_result(path: Path, line: Mapping[str, Any]) -> None:
     with path.open("a+b") as file:
         file.seek(0)
         last = (content := file.read()).rpartition(b"\n")[2]
-        if is_whole(last):
+        if result_of(last):
             file.write(b"\n")
         else:
             file.truncate(len(content) - len(last))
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-def is_whole(last: bytes) -> bool:
-    """Return whether the text after the last line end is a result, and not cut off by a kill."""
-    try:
-        return "key" in json.loads(last)
-    except (ValueError, TypeError):
-        return False
 
 
 def digits(counts: "list[int]") -> str:

@@ -153,7 +153,7 @@ def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str
         for family in protocol.families
         for line in lines_of(protocol, values, family, lambda cell: results.get(cell.key))
     }
-    num = supersede(file, results.keys() - own, reason) if results else 0
+    num = supersede(file, results.keys() - own, reason)
     logger.info("%d lines are superseded: %s", num, reason)
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.bench.advice
 
-The runs are the published lines of docs/results/protocol.jsonl, for the families that the embedded
+The runs are the published lines of docs/results/protocol.yaml, for the families that the embedded
 policy can profile, each recipe with the settings that its search chose. Prompts and profile of each
 family are made by the protocol. Test accuracy is read at equal compute, the profile included: at
 the compute of `grpo` at its middle budget in the account `executed`, interpolated between a
@@ -25,6 +25,7 @@ from scipy import stats
 
 from tasks.allocate.advice import Forecast, forecast_of
 from tasks.allocate.budget import read_profile
+from tasks.benchmark import results
 from tasks.benchmark.cells import run_stage
 from tasks.benchmark.protocol import make_cell, read_protocol
 from tasks.common.layout import Layout
@@ -38,8 +39,7 @@ def read_lines(family: str) -> dict[str, dict[float, Lines]]:
     """Return the test lines of a family by recipe and budget; of several settings, the settings
     with the best validation."""
     found: dict[str, dict[float, dict[str, Lines]]] = defaultdict(lambda: defaultdict(dict))
-    for text in (RESULTS / "protocol.jsonl").read_text().splitlines():
-        line = json.loads(text)
+    for line in results.read_lines(RESULTS / "protocol.jsonl"):
         if line["family"] == family and line["measures"] == "test" and "failed" not in line:
             by_settings = found[line["recipe"]][line["budget"]]
             by_settings.setdefault(json.dumps(line["settings"], sort_keys=True), []).append(line)

@@ -1,20 +1,25 @@
 """The results file: lines are only added and marked."""
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tasks.benchmark.results import (
     append_result,
+    files_of,
     read_lines,
     read_results,
     supersede,
+    texts_of,
 )
 from tasks.common.files import ArtifactError
 
 ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 
 
 def test_a_mark_changes_nothing_else_in_a_line(tmp_path: Path) -> None:
@@ -36,35 +41,78 @@ def test_a_mark_changes_nothing_else_in_a_line(tmp_path: Path) -> None:
     assert supersede(path, ["b"], "A third.") == 0
 
 
-def git(*arguments: str) -> str:
+def test_finished_results_are_compressed_and_have_their_lines() -> None:
+    """The digests are those of the files before they were compressed (sha256sum)."""
+    digests = dict(
+        reversed(line.split()) for line in (RESULTS / "SHA256SUMS").read_text().splitlines()
+    )
+    assert len(digests) == 6
+    found = {
+        file.stem: hashlib.sha256(b"\n".join(texts_of(file))).hexdigest()
+        for file in RESULTS.glob("*.jsonl.zst")
+    }
+    assert found == digests
+    assert sum(file.stat().st_size for file in RESULTS.glob("*.jsonl*")) <= 2_000_000
+
+
+def test_lines_are_added_beside_compressed_ones(tmp_path: Path) -> None:
+    """Two compressed parts, as `zstd -c r.jsonl >> r.jsonl.zst` makes them, are one file."""
+    path, packed = tmp_path / "r.jsonl", tmp_path / "r.jsonl.zst"
+    parts = b'{"key": "a"}\n', b'{"key": "b"}\n'
+    packed.write_bytes(b"".join(pa.compress(part, "zstd", asbytes=True) for part in parts))
+    before = packed.read_bytes()
+    append_result(path, {"key": "c"})
+    append_result(path, {"key": "b", "n": 2})  # counts in place of the compressed one
+    assert packed.read_bytes() == before
+    assert [line["key"] for line in read_lines(path)] == ["a", "b", "c", "b"]
+    assert read_results(path)["b"] == {"key": "b", "n": 2}
+    assert supersede(path, ["c"], "Why.") == 1
+    assert packed.read_bytes() == before
+    assert supersede(path, ["a", "b"], "Why.") == 3
+    marked = b'{"key": "a", "superseded": "Why."}\n{"key": "b", "superseded": "Why."}\n'
+    assert pa.decompress(packed.read_bytes(), len(marked), "zstd", asbytes=True) == marked
+    assert read_results(path) == {}
+    assert len(path.read_text().splitlines()) == 2
+    packed.write_bytes(before[:-3])
+    with pytest.raises(ArtifactError, match=r"r\.jsonl\.zst cannot be read, restore it"):
+        read_lines(path)
+
+
+def git(*arguments: str) -> bytes:
     command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, check=True, capture_output=True).stdout
 
 
 def history() -> list[str]:
     """Return the commits that changed a results file, or skip the test without a history."""
     try:
-        if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        if git("rev-parse", "--is-shallow-repository").strip() != b"false":
             pytest.skip("the history is shallow: the commits before are not here")
-        return git("log", "--full-history", "--format=%H", "--", "docs/results/*.jsonl").split()
+        found = git("log", "--full-history", "--format=%H", "--", "docs/results/*.jsonl*")
+        return found.decode().split()
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no git history here: {error}")
 
 
-def unmarked(text: str) -> str:
+def unmarked(text: bytes) -> str:
     line = json.loads(text)
     return json.dumps({name: line[name] for name in sorted(line) if name != "superseded"})
 
 
 def test_no_line_of_a_results_file_was_deleted() -> None:
-    ever: dict[str, set[str]] = {}
+    ever: dict[str, set[bytes]] = {}
     for commit in history():
-        for name in git("ls-tree", "--name-only", commit, "docs/results/").split():
-            if name.endswith(".jsonl"):
-                ever.setdefault(name, set()).update(git("show", f"{commit}:{name}").splitlines())
+        for name in git("ls-tree", "--name-only", commit, "docs/results/").decode().split():
+            if ".jsonl" in name:
+                stored = pa.BufferReader(git("show", f"{commit}:{name}"))
+                kind = "zstd" if name.endswith(".zst") else None
+                lines = bytes(pa.input_stream(stored, compression=kind).read()).splitlines()
+                ever.setdefault(name.removesuffix(".zst"), set()).update(lines)
     assert ever
     for name, texts in ever.items():
-        today = {unmarked(text) for text in (ROOT / name).read_text().splitlines()}
+        today = {
+            unmarked(text) for file in files_of(ROOT / name) for text in texts_of(file) if text
+        }
         deleted = {unmarked(text) for text in texts if text} - today
         assert not deleted, f"{name} lacks {len(deleted)} lines that it had: mark them superseded"
 

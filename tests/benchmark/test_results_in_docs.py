@@ -53,8 +53,8 @@ def test_superseded_results_are_marked_in_the_guide(
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.yaml")))
 def test_the_pages_agree_with_the_results(tmp_path: Path, name: str) -> None:
     protocol, values = read_protocol(RESULTS / f"{name}.yaml")
-    for part in ("jsonl", "facts.json"):
-        shutil.copy(RESULTS / f"{name}.{part}", tmp_path)
+    for file in (*RESULTS.glob(f"{name}.jsonl*"), RESULTS / f"{name}.facts.json"):
+        shutil.copy(file, tmp_path)
     file = tmp_path / f"{name}.jsonl"
     write_tables(protocol, values, file)
     ours, there = file.with_suffix(".md"), RESULTS / f"{name}.md"
