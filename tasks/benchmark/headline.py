@@ -12,8 +12,8 @@ its search, with the variance between repeated searches, pooled over the family'
 part is omitted if no recipe was searched more than once.
 
 Profiling is charged to the recipes that read the profile: in full, or 1 / `uses` of it if it is
-amortised over `uses` runs. A ratio above 1 means less compute than the reference. A target that a
-frontier does not reach is reported as such. A target below the recipe's first point counts at that
+amortised over `uses` runs. Above a ratio of 1 the recipe is cheaper. A target that a frontier does
+not reach is reported as such. A target below the recipe's first point counts at that
 point's compute, so the ratio is a lower bound. One below the reference's first is raised to it.
 
 Legend: S seeds, P test prompts."""
@@ -32,10 +32,10 @@ from tasks.common.statistics import Noise, noise_of
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times less compute than the reference, with the 95 % interval `low` to `high`. The
-    first two are None where the target is not reached, `high` if it is above `most`, the largest
-    ratio that the points can show. If the target is below the frontier's first point (`is_bound`),
-    the true ratio is larger."""
+    """Compute of the reference / compute of the recipe, to the same accuracy, with its 95 %
+    interval. `value` and `low` are None where the target is not reached, `high` if it is above
+    `most`, the largest ratio that the points can show. If the target is below the frontier's first
+    point (`is_bound`), the true ratio is larger."""
 
     value: float | None
     low: float | None
@@ -192,8 +192,8 @@ def spread_of(found: Collection[Runs]) -> Spread | None:
 def ratios(
     mine: Runs, reference: Runs, measures: Sequence[str], spread: Spread | None, uses: float = 1.0
 ) -> dict[str, dict[int, Ratio]]:
-    """Return, by measure and budget of the reference, how many times less compute `mine` needs to
-    match the reference's accuracy there."""
+    """Return, by measure and budget of the reference, the reference's compute / that of `mine`, to
+    the reference's accuracy there."""
     noise, numbers = noise_between(mine, reference)
     found: dict[str, dict[int, Ratio]] = {measure: {} for measure in measures}
     for measure in measures:

@@ -1,5 +1,6 @@
 """The results as a page: the headline, the points behind it, and the chosen settings."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,32 +30,21 @@ USES = 4  # runs that share a profile, in the rows of amortised profiling
 def write_tables(protocol: Protocol, values: Values, file: Path) -> None:
     """Write the page beside its results file, and a figure for each family."""
     lines = due(protocol, values, read_lines(file))
-    figures = {}
     for family in protocol.families:
-        runs = all_runs(protocol, family, lines)
-        if runs:
-            figures[family] = file.with_name(f"{file.stem}-{family}.svg")
-            write_figure(figures[family], runs)
-    facts = read_facts(file)
-    text = "\n".join(page(protocol, lines, facts, file.name, figures)) + "\n"
+        if runs := all_runs(protocol, family, lines):
+            write_figure(file.with_name(f"{file.stem}-{family}.svg"), runs)
+    text = "\n".join(page(protocol, lines, file)) + "\n"
     replace_file(file.with_suffix(".md"), lambda stream: stream.write(text.encode()))
 
 
-def page(
-    protocol: Protocol,
-    lines: list[Line],
-    facts: Mapping[str, Any],
-    source: str,
-    figures: Mapping[str, Path],
-) -> Iterator[str]:
-    failed = [line for line in lines if "failed" in line]
+def page(protocol: Protocol, lines: list[Line], file: Path) -> Iterator[str]:
+    facts, failed = read_facts(file), [line for line in lines if "failed" in line]
     machines = sorted({line["machine"] for line in lines})
     keys = ("seconds", "cpu_seconds")  # a failed cell has no `cpu_seconds`
     wall, cpu = (sum(line.get(key, 0.0) for line in lines) / 3600 for key in keys)
-    yield f"# {protocol.title}"
-    yield ""
+    yield f"# {protocol.title}\n"
     yield (
-        f"Made from `{source}` by `winnow bench`: {len(lines)} cells, "
+        f"Made from the results of `{file.stem}.yaml` by `winnow bench`: {len(lines)} cells, "
         f"{len(failed)} of them failed, {wall:.1f} hours of run time ({cpu:.1f} of CPU time); "
         f"{'; '.join(machines) or 'nothing has run yet'}. "
         "How to read it: [the guide](../guide/benchmark.md)."
@@ -67,8 +57,7 @@ def page(
             yield from (facts_words(facts[family]), "")
         reference = runs_of(protocol, family, protocol.reference, lines)
         if reference is not None:
-            if family in figures:
-                yield from (f"![{family}: accuracy against compute]({figures[family].name})", "")
+            yield from (f"![{family}: accuracy against compute]({file.stem}-{family}.svg)", "")
             yield from headline(runs, reference, protocol)
             yield from points(runs)
         else:
@@ -93,9 +82,7 @@ def superseded_words(lines: list[Line]) -> Iterator[str]:
     if not reasons:
         return
     every = "all" if all("superseded" in line for line in lines) else "some"
-    yield ""
-    yield f"**These results are superseded**, {every} of them."
-    yield ""
+    yield f"\n**These results are superseded**, {every} of them.\n"
     for reason, recipes in sorted(reasons.items()):
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(recipes))
         yield f"- {names}: {reason}"
@@ -126,10 +113,10 @@ def facts_words(facts: Mapping[str, Any]) -> str:
         f"{facts['prompts']:,} training prompts, {facts['never']:.0%} never solved and "
         f"{facts['always']:.0%} always in {facts['num_samples']} samples, mean pass rate "
         f"{facts['pass_rate']:.2f}; {facts['prompt_tokens']:.0f} tokens a prompt, "
-        f"{facts['completion_tokens']:.0f} a completion. A model of variance estimates that an "
-        "oracle of pass rates, which samples the best quarter of the prompts and updates the "
-        f"cheaper side, needs {savings} times less compute than groups of eight for the same "
-        "information. Runs can save more."
+        f"{facts['completion_tokens']:.0f} a completion. An oracle of pass rates samples the best "
+        "quarter of the prompts and updates the cheaper side. By a model of variance, compute of "
+        f"groups of eight / compute of the oracle, to the same information, is {savings}. Runs can "
+        "save more."
     )
 
 
@@ -146,16 +133,18 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
             rows.append((f"{mine.name}{shared}", ratios(mine, reference, SHOWN, spread, uses)))
     names = " and ".join(f"`{name}`" for name in protocol.reference)
     compared = f"the better of {names}" if len(protocol.reference) > 1 else names
+    yield (
+        f"**Compute of {compared} / compute of the recipe, to the same accuracy** (above 1: the "
+        "recipe is cheaper), with its 95 % interval; bold where that excludes 1.\n"
+    )
     # recipes of the reference are never run beyond its largest budget
     contestants = [mine for name, mine in runs.items() if name not in protocol.reference]
     for budget in target_budgets(reference, contestants or others):
         target = reference.points[reference.best[budget]]
         yield (
-            f"Times less compute than {compared} to its accuracy at {budget:,} "
-            f"rollouts, {sum(target.tests) / len(target.tests):.1%} by "
-            f"`{target.lines[0]['recipe']}` (95 % interval):"
+            f"To {sum(target.tests) / len(target.tests):.1%}, the accuracy of "
+            f"`{target.lines[0]['recipe']}` at {budget:,} rollouts:\n"
         )
-        yield ""
         yield f"| recipe | {' | '.join(SHOWN)} |"
         yield "|---" * (len(SHOWN) + 1) + "|"
         for words, found in rows:
@@ -168,9 +157,8 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
     if plain is not None and (cost := update_cost(plain)) is not None:
         yield (
             f"In `device_seconds` updating a rollout of {plain.name} costs {cost:.2f} of "
-            "generating it; 3 in FLOPs."
+            "generating it; 3 in FLOPs.\n"
         )
-        yield ""
 
 
 def tuned(lines: list[Line]) -> Iterator[str]:
@@ -181,8 +169,7 @@ def tuned(lines: list[Line]) -> Iterator[str]:
             tried.setdefault((line["recipe"], line["seed"], line["budget"]), []).append(line)
     if not tried:
         return
-    yield ""
-    yield "| tuned on validation | search | budget | settings tried | lowest | best | with |"
+    yield "\n| tuned on validation | search | budget | settings tried | lowest | best | with |"
     yield "|---|---|---|---|---|---|---|"
     for (recipe, search, budget), trials in tried.items():
         best = max(trials, key=lambda line: float(line["validation"]))
@@ -199,14 +186,18 @@ def settings_words(line: Line) -> str:
 
 
 def ratio_words(ratio: Ratio) -> str:
-    """Return as text a ratio with its interval; `not reached` is a ratio of 0."""
+    """Return as text a ratio with its interval, bold where that excludes 1 as printed; `not
+    reached` is a ratio of 0."""
     value, low = (
         "not reached" if end is None else f"{end:.2f}" for end in (ratio.value, ratio.low)
     )
+    interval, high = f"{low} to {ratio.most:.2f} or more", math.inf
     if ratio.is_bound:
-        return f"at least {value} ({low} or more)"
-    high = f"{ratio.most:.2f} or more" if ratio.high is None else f"{ratio.high:.2f}"
-    return f"{value} ({low} to {high})"
+        value, interval = f"at least {value}", f"{low} or more"
+    elif ratio.high is not None:
+        interval, high = f"{low} to {ratio.high:.2f}", ratio.high
+    is_apart = round(ratio.low or 0.0, 2) > 1 or round(high, 2) < 1
+    return f"{f'**{value}**' if is_apart else value} ({interval})"
 
 
 def amount_words(measure: str, amount: float) -> str:

@@ -1,14 +1,15 @@
-"""Measure how often the benchmark's interval of "times less compute" contains the true factor.
+"""Measure how often the interval of the benchmark's ratios of compute contains the true factor.
 
     python -m tests.bench.coverage [--simulations 2000] [--seeds 2 3 5] [--prompts 256 1024 2048]
 
-Two recipes have the same accuracy by compute, except that one needs `factor` times less: a line in
-log compute, so that interpolation is exact. Budgets, answers for each test prompt, gain for each
-doubling, and noise are about those of docs/results/protocol2.yaml. With noise of the search, every
-recipe has three searches, whose settings differ in accuracy, and the best on validation are used.
-All parts after the pass rates are the benchmark's own. A line is printed for each cell: the share
-of intervals that contain the factor (goal: 0.95) and that exclude 1, at two of the reference's
-budgets. All cells take about 12 minutes on one core, `--simulations 200` about one."""
+Two recipes have the same accuracy by compute, except that the reference needs `factor` times as
+much: a line in log compute, so that interpolation is exact. Budgets, answers for each test prompt,
+gain for each doubling, and noise are about those of docs/results/protocol2.yaml. With noise of the
+search, every recipe has three searches, whose settings differ in accuracy, and the best on
+validation are used. All parts after the pass rates are the benchmark's own. A line is printed for
+each cell: the share of intervals that contain the factor (goal: 0.95) and that exclude 1, at two of
+the reference's budgets. All cells take about 12 minutes on one core, `--simulations 200` about
+one."""
 
 import argparse
 import itertools

@@ -11,6 +11,7 @@ import pytest
 from tasks.benchmark import headline
 from tasks.benchmark.frontier import chosen, cost_of
 from tasks.benchmark.headline import (
+    Ratio,
     Runs,
     make_runs,
     noise_between,
@@ -346,9 +347,27 @@ def test_an_unreached_target_has_no_ratio() -> None:
 
 def test_a_single_worse_point_is_below_the_reference() -> None:
     found = ratios(runs("weak", [(200, 0.5, 25.0)]), REFERENCE, "charged")[200]
-    assert ratio_words(found) == "not reached (not reached to 0.80)"
+    assert ratio_words(found) == "**not reached** (not reached to 0.80)"
     equal = ratios(runs("weaker", [(200, 0.598, 25.0)]), REFERENCE, "charged")[200]
     assert ratio_words(replace(equal, value=None)) == "not reached (not reached to 0.80 or more)"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (Ratio(1.64, 1.23, 2.19, False, 8.0), "**1.64** (1.23 to 2.19)"),
+        (Ratio(0.66, 0.49, 0.93, False, 8.0), "**0.66** (0.49 to 0.93)"),
+        (Ratio(0.92, None, 0.94, False, 8.0), "**0.92** (not reached to 0.94)"),
+        (Ratio(1.21, 1.21, None, True, 8.0), "**at least 1.21** (1.21 or more)"),
+        # 1 is in the interval as it is printed, or in its open end
+        (Ratio(0.63, 0.43, 0.998, False, 8.0), "0.63 (0.43 to 1.00)"),
+        (Ratio(1.10, 1.003, 1.20, False, 8.0), "1.10 (1.00 to 1.20)"),
+        (Ratio(0.26, 0.22, None, False, 0.31), "0.26 (0.22 to 0.31 or more)"),
+        (Ratio(0.25, 0.25, 0.25, True, 8.0), "at least 0.25 (0.25 or more)"),
+    ],
+)
+def test_a_ratio_is_bold_if_its_interval_excludes_1(ratio: Ratio, words: str) -> None:
+    assert ratio_words(ratio) == words
 
 
 def test_a_target_below_the_first_point_is_a_bound() -> None:

@@ -159,7 +159,7 @@ def test_the_best_half_continues_and_the_best_is_tested(tmp_path: Path) -> None:
     assert [cell.settings for cell in grpo_cells[4:6]] == [cell.settings for cell in first[:2]]
     assert [cell.settings for cell in grpo_cells[6:8]] == [first[0].settings] * 2
     search_lines = [line for line in results.values() if line["measures"] == "validation"]
-    text = "\n".join(page(protocol, search_lines, {}, "r.jsonl", {}))
+    text = "\n".join(page(protocol, search_lines, tmp_path / "r.jsonl"))
     assert "| `grpo` | 99 | 100 | 3 |" in text  # one of four failed
     assert "| `grpo` | 99 | 200 | 2 |" in text
     assert "out of memory" in text
