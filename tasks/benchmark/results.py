@@ -17,6 +17,7 @@ from tasks.common.files import ArtifactError, read_json, replace_file
 Line = dict[str, Any]
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 MAX_COUNT = len(DIGITS) - 1
+COUNTS = bytes.maketrans(DIGITS.encode(), bytes(range(len(DIGITS))))
 
 
 def files_of(path: Path) -> list[Path]:
@@ -120,4 +121,4 @@ def digits(counts: "list[int]") -> str:
 
 
 def counts_of(text: str) -> list[int]:
-    return [int(character, 36) for character in text]
+    return list(text.encode().translate(COUNTS))

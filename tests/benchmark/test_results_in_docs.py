@@ -1,6 +1,5 @@
 """The pages of the benchmarks and the guide agree with the results files."""
 
-import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -9,18 +8,17 @@ from typing import Any
 
 import pytest
 
+from tasks.benchmark.headline import all_runs, ratios, runs_of, spread_of
 from tasks.benchmark.protocol import read_protocol
-from tasks.benchmark.results import read_lines
+from tasks.benchmark.results import read_facts, read_lines
 from tasks.benchmark.runner import due
-from tasks.benchmark.tables import write_tables
+from tasks.benchmark.tables import ratio_words, write_tables
+from tests.docs.pages import PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 COMMAND = "winnow bench docs/results/{}.yaml --tables"
-PARAGRAPHS = [
-    *("brief", "embedded", "deep", "worked", "hard"),
-    *("sgpo", "one_sided", "dapo", "winnow_all", "winnow_random", "winnow_group"),
-]
+ACCOUNTS = ("executed", "charged_mixed")
 
 
 @cache
@@ -33,7 +31,6 @@ def shown(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "page", "start", "end"),
     [
-        ("protocol", "README.md", "## Results", "\n## "),
         ("protocol", "docs/guide/winnow.md", "## Results", "\n## "),
         ("all", "docs/guide/results.md", "## 31 methods, tuned alike", "\n## "),
         ("paper-passes", "docs/guide/results.md", "## sGPO in its own regime", "\n## "),
@@ -63,15 +60,62 @@ def test_the_pages_agree_with_the_results(tmp_path: Path, name: str) -> None:
     assert figures == {path.name for path in tmp_path.glob("*.svg")}
 
 
-@pytest.mark.parametrize("name", PARAGRAPHS)
-def test_the_guide_has_the_results_of_the_second_protocol(name: str) -> None:
-    """Every number with a decimal place in the family's or recipe's paragraph is on the page."""
-    page, guide = (RESULTS / "protocol2.md").read_text(), ROOT / "docs" / "guide" / "benchmark.md"
-    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0] or page
-    paragraph = guide.read_text().partition(f"\n\n`{name}`")[2].partition("\n\n")[0]
-    numbers = set(re.findall(r"\d+\.\d+", paragraph))
-    assert len(numbers) > 5
-    assert numbers <= set(re.findall(r"\d+\.\d+", section))
+@cache
+def ratios_on(family: str) -> tuple[str, dict[str, dict[str, str]]]:
+    """Return a family's column in the tables of the second protocol: the accuracy of the reference,
+    and the cells by account and row."""
+    protocol, lines = read_protocol(RESULTS / "protocol2.yaml")[0], shown("protocol2")
+    runs = all_runs(protocol, family, lines)
+    reference = runs_of(protocol, family, protocol.reference, lines)
+    assert reference is not None
+    spread = spread_of(list(runs.values()))
+    oracle = read_facts(RESULTS / "protocol2.jsonl")[family]["oracle"]
+    cells = {name: {"oracle, modelled": f"{oracle.get(name, 0.0):.1f}"} for name in ACCOUNTS}
+    for recipe in runs.keys() - set(protocol.reference):
+        for uses in (1, 4) if runs[recipe].reads_profile() else (1,):
+            row = f"`{recipe}`" + ", profile shared by 4 runs" * (uses > 1)
+            for name, found in ratios(runs[recipe], reference, ACCOUNTS, spread, uses).items():
+                cells[name][row] = ratio_words(found[8192])
+    target = mean(reference.points[reference.best[8192]].tests)
+    return f"{100 * target:.1f} %", cells
+
+
+@pytest.mark.xdist_group("protocol2")  # one process reads the lines, once
+@pytest.mark.parametrize(
+    ("page", "start", "account", "num_rows"),
+    [
+        ("README.md", "## Results at equal compute", "executed", 3),
+        ("docs/guide/benchmark.md", "## The answer", "executed", 8),
+        ("docs/guide/benchmark.md", "The same in `charged_mixed`", "charged_mixed", 5),
+    ],
+)
+def test_tables_of_ratios_agree_with_the_results(
+    page: str, start: str, account: str, num_rows: int
+) -> None:
+    section = (ROOT / page).read_text().partition(start)[2]
+    table = section[section.index("| recipe |") :].partition("\n\n")[0].splitlines()
+    head, _, target, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table]
+    families = ["brief", "worked", "embedded", "hard", "deep"]
+    assert head[1:] == [f"`{family}`" for family in families]
+    assert target[1:] == [ratios_on(family)[0] for family in families]
+    assert len({name for name, *_ in rows}) == num_rows
+    for name, *cells in rows:
+        assert cells == [ratios_on(family)[1][account].get(name, "") for family in families]
+        assert any(cells), name
+    is_superseded = any("superseded" in line for line in shown("protocol2"))
+    assert ("superseded" in section.partition("\n## ")[0]) == is_superseded
+
+
+def test_index_and_readme_give_the_same_pitch() -> None:
+    pages = [(ROOT / name).read_text().split("\n\n") for name in ("README.md", "docs/index.md")]
+    pitches = [[text for text in page if text.startswith(("**With", "Reinf"))] for page in pages]
+    assert pitches[0] == pitches[1]
+    assert len(pitches[0]) == 2
+
+
+def test_no_page_has_a_ratio_as_times_less() -> None:
+    pages = {*PAGES, *RESULTS.glob("*.md")} - {ROOT / "CHANGELOG.md"}
+    assert [page.name for page in pages if "times less" in page.read_text()] == []
 
 
 def finished_runs(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
