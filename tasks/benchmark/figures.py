@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
@@ -32,16 +33,12 @@ def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:
             for place, (name, mine) in enumerate(runs.items()):
                 frontier = [mine.points[number] for number in mine.frontier[measure]]
                 frontier.sort(key=lambda point: point.cost(measure))
-                seeds = [point.tests for point in frontier]
-                means = [sum(tests) / len(tests) for tests in seeds]
-                spread = [
-                    [mean - min(tests) for mean, tests in zip(means, seeds, strict=True)],
-                    [max(tests) - mean for mean, tests in zip(means, seeds, strict=True)],
-                ]
+                tests = np.array([point.tests for point in frontier])
+                means = tests.mean(axis=1)
                 panel.errorbar(
                     [point.cost(measure) / unit for point in frontier],
                     means,
-                    spread,
+                    [means - tests.min(axis=1), tests.max(axis=1) - means],
                     label=name,
                     marker=MARKS[place % len(MARKS)],
                     color=f"C{place}",

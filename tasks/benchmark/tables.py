@@ -113,10 +113,8 @@ def facts_words(facts: Mapping[str, Any]) -> str:
         f"{facts['prompts']:,} training prompts, {facts['never']:.0%} never solved and "
         f"{facts['always']:.0%} always in {facts['num_samples']} samples, mean pass rate "
         f"{facts['pass_rate']:.2f}; {facts['prompt_tokens']:.0f} tokens a prompt, "
-        f"{facts['completion_tokens']:.0f} a completion. An oracle of pass rates samples the best "
-        "quarter of the prompts and updates the cheaper side. By a model of variance, compute of "
-        f"groups of eight / compute of the oracle, to the same information, is {savings}. Runs can "
-        "save more."
+        f"{facts['completion_tokens']:.0f} a completion. By a model of variance, compute of groups "
+        f"of eight / compute of an oracle of pass rates, to the same information, is {savings}."
     )
 
 
