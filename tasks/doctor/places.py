@@ -56,6 +56,7 @@ class Model:
     num_parameters: int
     vocab_size: int | None
     max_length: int | None
+    num_layers: int = 0  # 0: unknown
 
 
 def model_folder(source: str) -> Path | None:
@@ -141,10 +142,16 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
         try:
             first = list(rows(number, source, settings.max_prompt_characters, None, NUM_ROWS))
             found += first
-            if isinstance(first[0], Rejection) and first[0].reason == "too_large":
+            rejected = [one for one in first if isinstance(one, Rejection)]
+            if rejected and rejected[0].reason == "too_large":
                 remarks.append(
                     f"ingest.sources[{number}] was not examined: {first[0].detail}; to examine it, "
                     "run `python -m tasks.ingest --dry-run`"
+                )
+            elif len(rejected) == len(first):
+                remarks.append(
+                    f"ingest.sources[{number}]: none of its first {len(first)} rows can be used: "
+                    f"{rejected[-1].detail}"
                 )
         except (ParamsError, ArtifactError) as error:
             is_remote = "://" in location
@@ -273,7 +280,8 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
         config |= config.get("text_config") or {}
         limit = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
         if number := num_parameters(folder):  # 0 for a folder without weights in safetensors form
-            return Model(number, config.get("vocab_size"), limit)
+            layers = config.get("num_hidden_layers", config.get("n_layer"))
+            return Model(number, config.get("vocab_size"), limit, layers or 0)
     return None
 
 

@@ -106,8 +106,9 @@ def rows(
     limit: int | None = None,
 ) -> Iterator[Row | Rejection]:
     """Yield a source's rows; with a `limit`, at most that many from a remote file's first
-    HEAD_BYTES. Raise ParamsError if there are none; unless `limit` was reached, also if all lack a
-    field or the texts of `question`; with no limit, also if `where` and `verifier` exclude all."""
+    HEAD_BYTES. Raise ParamsError if there are none, or if all lack a field; unless `limit` was
+    reached, also if all lack the texts of `question`; with no limit, also if `where` and `verifier`
+    exclude all."""
     where = f"ingest.sources[{index}] ({source.preset})"
     row = None
     num_rows = 0
@@ -123,17 +124,17 @@ def rows(
         yield row
     if row is None:
         raise ParamsError(f"{where} has no rows: check its settings")
+    if isinstance(row, Rejection) and reasons["missing_field"] == num_rows:
+        raise ParamsError(
+            f"{where}: in every one of {num_rows} rows {row.detail}. Check the names of the "
+            f"fields; the last row is {row.content[:300]}"
+        )
     if num_rows == limit:
         return
     if isinstance(source.question, Between) and reasons[""] and not reasons["marked"]:
         raise ParamsError(
             f"{where}: none of {reasons['']} prompts has the texts {source.question.between} of "
             "`question`: copy them from a prompt"
-        )
-    if isinstance(row, Rejection) and reasons["missing_field"] == num_rows:
-        raise ParamsError(
-            f"{where}: in every one of {num_rows} rows {row.detail}. Check the names of the "
-            f"fields; the last row is {row.content[:300]}"
         )
     unused = reasons["filtered"] + reasons["no_verifier"]
     if isinstance(row, Rejection) and limit is None and unused == num_rows:

@@ -150,6 +150,14 @@ def test_a_field_missing_in_every_row_is_named(tmp_path: Path) -> None:
     [line] = errors(tmp_path, ingest__sources=[entry])
     assert line.startswith("ingest.sources[0]: ingest.sources[0] (gsm8k): in every one of 3 rows")
     assert "there is no prompt field" in line
+    lines(path, *[{"questoin": "1 + 1?", "answer": "#### 2"}] * 30)  # of which 20 are read
+    [line] = errors(tmp_path, ingest__sources=[entry])
+    assert "in every one of 20 rows there is no prompt field" in line
+    lines(path, *[{"question": "1 + 1?", "answer": "2"}] * 30)  # later rows may be right
+    [line] = found(tmp_path, changed(ingest__sources=[entry])).remarks
+    assert line.endswith(
+        "none of its first 20 rows can be used: the solution has no #### before its answer"
+    )
 
 
 def test_missing_solutions_are_a_remark(tmp_path: Path) -> None:
