@@ -10,7 +10,8 @@ from tabulate import tabulate
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
-COUNTS = ("rollouts", "steps", "passes")
+COUNTS = ("rollouts", "steps", "passes", "FLOPs", "validation")
+UNITS = {"d": 24.0, "h": 1.0, "min": 1 / 60, "s": 1 / 3600}  # in hours
 
 
 def add_price(parser: argparse.ArgumentParser) -> None:
@@ -31,23 +32,42 @@ def bought(
     """Return a table of what `experiment.budget` buys per recipe, and the smallest difference that
     the test prompts resolve. `price` is per GPU-hour. Raise ParamsError if there are `refusals`."""
     forecast = importlib.import_module("tasks.doctor.forecast")
-    if refused := forecast.refusals(values, layout, recipes):
+    if refused := refusals(values, layout, recipes):
         raise ParamsError("\n".join(refused))
-    rows = []
+    rows, notes = [], []
     for recipe, fits in forecast.fits(values, layout, recipes).items():
-        if price is not None:
-            fits["money"] = fits["GPU-hours"] * price
-        counts = {name: interval(fits[name], short) for name in COUNTS}
-        rows.append({"recipe": recipe, **{name: interval(fits[name]) for name in fits}, **counts})
+        row = {name: interval(fits[name], short) for name in COUNTS}
+        row |= {"time": interval(fits["hours"])}
+        if fits["GPU-hours"].high:
+            row |= {"GPU time": interval(fits["GPU-hours"])}
+            money = fits["GPU-hours"] * (price or 0.0)
+            row |= {} if price is None else {"money": interval(money, "{:,.2f}".format)}
+        rows.append({"recipe": recipe, **row})
+        validation, others = fits["validation"].middle, fits["FLOPs"].middle
+        if validation > others - validation:
+            notes.append(
+                f"note: recipe '{recipe}': validation takes {short(validation)} of {short(others)} "
+                "FLOPs, more than all else: raise train.validation.every_share, or lower "
+                "train.validation.num_samples or ingest.splits.validation"
+            )
+    if price is not None and not any("money" in row for row in rows):
+        notes.append("note: there is no GPU here, so --price has no GPU-hours to count")
     budget = values["experiment"]["budget"]
     parts = [
         f"per cell, a budget of {short(budget['amount'])} {budget['account']} buys, expected (at "
         f"least to at most):\n{table(rows)}"
         if rows
         else "",
+        *notes,
         importlib.import_module("tasks.allocate.budget").resolution(values, layout),
     ]
     return "\n".join(filter(None, parts))
+
+
+def refusals(values: Mapping[str, Any], layout: Layout, recipes: Sequence[str]) -> list[str]:
+    """Return a message for each recipe whose profile is expected to use up the budget."""
+    forecast = importlib.import_module("tasks.doctor.forecast")
+    return list(forecast.refusals(values, layout, recipes, certain=False))
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -63,7 +83,14 @@ def interval(value: Any, form: Callable[[float], str] | None = None) -> str:
 
 
 def clock(hours: float) -> str:
-    return f"{hours:.2f}" if hours < 10 else f"{hours:,.0f}"
+    """Return a duration in the largest unit of which it has at least one: `2.5 h`."""
+    unit, size = next((pair for pair in UNITS.items() if hours >= pair[1]), ("s", 1 / 3600))
+    number = hours / size
+    return (
+        f"{number:,.1f}".removesuffix(".0") + f" {unit}"
+        if number < 9.95
+        else f"{number:,.0f} {unit}"
+    )
 
 
 def short(number: float) -> str:

@@ -22,11 +22,13 @@ def run(options: argparse.Namespace) -> int:
     found = findings(root)
     for remark in found.remarks:
         print(f"note: {remark}")
+    if not found.errors:
+        values = root.values
+        recipes = values["experiment"]["recipes"]
+        found.errors.extend(costs.refusals(values, root.layout, recipes))
     if found.errors:
         print(listed(found.errors))
         return 1
     print("nothing is wrong: parameters, recipes, model, data, store, record, disk and GPU memory")
-    values = root.values
-    recipes = values["experiment"]["recipes"]
     print(costs.bought(values, root.layout, recipes, options.price))
     return 0

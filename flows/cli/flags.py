@@ -64,6 +64,8 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     until = "only these stages, and what they need: profile, train, train@grpo-0"
     add_several(parser, "--until", metavar="STAGE", help=until)
     add_several(parser, "--force", metavar="STAGE", help="run these stages even if nothing changed")
+    values = "values of params.yaml for this time only: train.learning_rate=1e-4"
+    add_several(parser, "--set", dest="overrides", metavar="KEY=VALUE", help=values)
     add_root(parser)
     rounds = "number of rounds; a later one starts from the champion"
     parser.add_argument("--rounds", type=count(1), default=1, metavar="N", help=rounds)
@@ -72,8 +74,6 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser, concurrency: int, retries: int) -> None:
     """Add the flags of a command that runs stages. `concurrency` and `retries` are defaults."""
     add_request(parser)
-    values = "values of params.yaml for this run only: train.learning_rate=1e-4"
-    add_several(parser, "--set", dest="overrides", metavar="KEY=VALUE", help=values)
     starts = "start of the second, third, ... round instead of the champion"
     add_several(parser, "--from", dest="starts", metavar="RECIPE/SEED", help=starts)
     for flag, least, default, text in (

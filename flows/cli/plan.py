@@ -19,6 +19,8 @@ from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.stages import CODE, changes_of, explain, forced_of
 from flows.serve import status
 from tasks.common import params
+from tasks.common.config.editing import overridden
+from tasks.common.redaction import without_secrets
 
 AFTER = "after "  # prefix of the reason of a stage that only follows others
 MISSING = "input missing"  # omitted beside other reasons: an earlier stage would write it
@@ -45,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
                 return 0
             planned = plan_of(dvc, root, request, options.price)
             if later:
-                print(f"{root.folder}, from {root.values['policy']['source']}:")
+                source = values_of(root, request.overrides)["policy"]["source"]
+                print(f"{root.folder}, from {source}:")
             print(planned)
     return 0
 
@@ -55,11 +58,13 @@ def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | 
     if root.number > 1:
         with rounds.locked():
             roots.refresh(root)
-    values = root.values
-    needs = roots.own_needs(root, dvc.graph())
+    values = values_of(root, request.overrides)
+    needs = with_cells(roots.own_needs(root, dvc.graph()), values["experiment"])
     changed = changes_of(dvc, root, root.pipeline)
     forced = forced_of(root, needs, request.force)
     found = why(root, needs, changed, cells_of(values), forced)
+    if request.overrides:
+        found = {CODE: without_secrets(f"--set {' '.join(request.overrides)}")} | found
     chosen = request.recipes, request.seeds, forced, request.until
     ordered, left_out = selection.select(needs, list(found), *chosen)
     stages = [stage for stage in ordered if stage in found]
@@ -69,6 +74,29 @@ def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | 
         bought = costs.bought(values, root.layout, recipes, price)
         return "\n".join([*said, table(root, values, stages, found), bought])
     return "\n".join([*said, f"nothing to do: all {len(ordered)} stages are up to date"])
+
+
+def values_of(root: Root, overrides: list[str]) -> dict[str, Any]:
+    """Return a root's complete values with `overrides`, without writing them."""
+    if not overrides:
+        return root.values
+    _, values = overridden(root.params, overrides)
+    return dict(importlib.import_module("tasks.code.effective").complete(values))
+
+
+def with_cells(needs: dict[str, set[str]], experiment: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return DVC's graph with the cells of `experiment`, which --set may have changed."""
+    cells = [
+        f"@{recipe}-{seed}" for recipe in experiment["recipes"] for seed in experiment["seeds"]
+    ]
+    first = next(stage[stage.index("@") :] for stage in needs if "@" in stage)
+    found = {}
+    for stage, before in needs.items():
+        kept = [name for name in before if "@" not in name or name.endswith(first)]
+        for cell in cells if stage.endswith(first) else [first] * ("@" not in stage):
+            each = [cell] if "@" in stage else cells
+            found[stage.replace(first, cell)] = {n.replace(first, c) for n in kept for c in each}
+    return found
 
 
 def cells_of(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -163,7 +191,8 @@ def table(
     if all(cost is not None for cost in costs_of):
         total = sum(costs_of, forecast.Cost())
         rows.append(row("all", total, ""))
-        lines.append(f"GPU-hours {costs.interval(total.gpu_hours)}")
+        if total.gpu_hours.high:
+            lines.append(f"GPU time {costs.interval(total.gpu_hours)}")
     sure = sum(not found[stage].startswith(AFTER) for stage in stages)
     may = len(stages) - sure
     return "\n".join(
@@ -171,13 +200,13 @@ def table(
             costs.table(rows),
             *lines,
             f"{sure} would run" + (f", {may} may, depending on earlier stages" if may else ""),
-            f"expected (at least to at most); rates: {source}",
+            f"expected (at least to at most), without samples that the store has; speed: {source}",
         ]
     )
 
 
 def row(stage: str, cost: Any, why: str) -> dict[str, str]:
-    numbers = {"tokens": "unknown", "FLOPs": "", "hours": ""}
+    numbers = {"tokens": "unknown", "FLOPs": "", "time": ""}
     if cost:
         counts = (costs.interval(value, costs.short) for value in (cost.tokens, cost.flops))
         numbers = dict(zip(numbers, (*counts, costs.interval(cost.hours)), strict=True))

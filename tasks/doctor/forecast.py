@@ -1,15 +1,15 @@
 """The expected cost of stages: tokens, FLOPs, hours and GPU-hours, each as an interval.
 
-FLOPs are charged FLOPs with P parameters: 2 P per sampled token, 6 P per token trained on, 2 P per
-token scored again. Lengths come from the profile, if there is one; training changes them, so for
-training the interval is from half to twice these lengths. Without a profile a completion is between
-a tenth of `sampling.max_tokens` and all of it. The content of the rollout store is unknown here:
-the profile's lower bound is 0, and `baseline` and `evaluate` may cost less than their intervals."""
+FLOPs are executed FLOPs: a group's prompt is read once. Lengths come from the profile, if there is
+one; training changes them, so for training the interval is from half to twice these lengths. Before
+the profile a completion has from 15 % of `sampling.max_tokens` to all of it. The content of the
+rollout store is not considered: stored samples cost nothing, so `profile`, `baseline` and
+`evaluate` may cost less than their intervals."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -23,25 +23,26 @@ from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, Problems
-from tasks.doctor import nvidia, places
+from tasks.doctor import nvidia, places, rows
 from tasks.doctor.ranges import NOTHING, Range, around, exactly, spanning
-from tasks.doctor.rates import STAGE_SECONDS, Rates, rates
+from tasks.doctor.rates import CALL, STAGE_SECONDS, UPDATE, Rates, num_calls, rates
 
 Values = Mapping[str, Any]
 Coordinates = tuple[str, str | None, int | None]
-CHARACTERS_PER_TOKEN = Range(1.0, 4.0, 6.0)
-UNKNOWN_PROMPT = Range(16.0, 100.0, 400.0)  # tokens, before any prompt exists
+SHARES = Range(0.15, 0.5, 1.0)  # of `sampling.max_tokens`, before any completion exists
 DRIFT = Range(0.5, 1.0, 2.0)  # factor by which training changes a completion's tokens
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The expected cost of one stage: tokens, FLOPs, hours and GPU-hours."""
+    """The expected cost of one stage. `flops` are executed; `validation` is their part for the
+    validation curve."""
 
     tokens: Range = NOTHING
     flops: Range = NOTHING
     hours: Range = NOTHING
     gpu_hours: Range = NOTHING
+    validation: Range = NOTHING
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -49,13 +50,14 @@ class Cost:
             self.flops + other.flops,
             self.hours + other.hours,
             self.gpu_hours + other.gpu_hours,
+            self.validation + other.validation,
         )
 
 
 @dataclass(frozen=True)
 class World:
     """The values known before the run: the policy's architecture, the profile if it exists, prompts
-    by split, tokens of a prompt and of a completion, and the speed of the machine."""
+    by split, tokens of a prompt and of a completion, and the GPU's name."""
 
     values: Values
     layout: Layout
@@ -64,9 +66,18 @@ class World:
     prompts: Mapping[str, Range]
     prompt: Range
     completion: Range
-    rates: Rates
+    gpu: str | None
     sampling_gpus: int
     training_gpus: int
+
+    @cached_property
+    def rates(self) -> Rates:
+        used, prompt = (self.sampling_gpus, self.training_gpus), self.prompt.middle
+        return rates(self.values, self.layout, self.architecture, prompt, self.gpu, used)
+
+    def fixed(self, per_layer: float) -> float:
+        """Return the FLOPs that the fixed time of all layers counts as."""
+        return 0.0 if self.gpu else per_layer * self.architecture.num_layers
 
 
 def forecast(
@@ -89,17 +100,12 @@ def known_values(values: Values, layout: Layout) -> World | None:
     profile = None
     with suppress(ArtifactError):
         profile = budget.read_profile(layout)
-    prompt, completion = lengths(values, layout, profile)
-    splits = values["ingest"]["splits"]
-    prompts = {
-        name: num_prompts(layout.prompts(name), splits[name])
-        for name in ("train", "validation", "test")
-    }
+    prompts, texts = rows.expected(values, layout)
+    prompt, completion = lengths(values, layout, texts, profile)
     gpu = there[0].name if there else None
     wanted = (values["engine"][name] for name in ("num_replicas", "num_processes"))
     used = [min(max(num, 1), len(there)) for num in wanted]
-    known = rates(layout, float(architecture.num_matmul_parameters), gpu, *used)
-    return World(values, layout, architecture, profile, prompts, prompt, completion, known, *used)
+    return World(values, layout, architecture, profile, prompts, prompt, completion, gpu, *used)
 
 
 def architecture_of(values: Values, layout: Layout) -> Architecture | None:
@@ -110,30 +116,19 @@ def architecture_of(values: Values, layout: Layout) -> Architecture | None:
         if card["source"] == values["policy"]["source"]:
             return Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     model = places.describe_model(values, layout)
-    return Architecture(model.num_parameters, 0, 0, 0) if model else None
+    return Architecture(model.num_parameters, 0, model.num_layers, 0) if model else None
 
 
-def num_prompts(path: Path, wanted: int | None) -> Range:
-    """Return the number of prompts in a split: those in `path`, or `wanted`, or a wide range."""
-    with suppress(OSError, pl.exceptions.PolarsError):
-        return exactly(pl.scan_parquet(path).select(pl.len()).collect().item())
-    return exactly(wanted) if wanted is not None else Range(100.0, 10_000.0, 1e6)
-
-
-def lengths(values: Values, layout: Layout, profile: pl.DataFrame | None) -> tuple[Range, Range]:
+def lengths(
+    values: Values, layout: Layout, texts: Sequence[str], profile: pl.DataFrame | None
+) -> tuple[Range, Range]:
     """Return the ranges of the mean number of tokens of a prompt and of a completion."""
     limit = values["sampling"]["max_tokens"]
     if profile is not None:
         names = ("num_samples", "prompt_tokens", "completion_tokens")
         num_samples, prompt, completion = profile.select(names).mean().row(0)
         return exactly(prompt), around(completion / num_samples, 1.1).at_most(limit)
-    completion = Range(0.1 * limit, 0.5 * limit, limit)
-    with suppress(OSError, pl.exceptions.PolarsError, TypeError):
-        texts = pl.scan_parquet(layout.prompts("train")).select(
-            pl.col("prompt").str.len_chars().mean()
-        )
-        return exactly(texts.collect().item()).at(CHARACTERS_PER_TOKEN), completion
-    return UNKNOWN_PROMPT, completion
+    return rows.prompt_tokens(values, layout, texts), SHARES * limit
 
 
 def cost(world: World, stage: Coordinates) -> Cost:
@@ -142,17 +137,31 @@ def cost(world: World, stage: Coordinates) -> Cost:
     if name == "train" and recipe is not None:
         return training(world, recipe)
     if name == "profile":
-        rollouts = world.prompts["train"] * values["profile"]["num_samples"]
+        prompts, num_samples = world.prompts["train"], values["profile"]["num_samples"]
     elif name in ("baseline", "evaluate"):
-        rollouts = world.prompts["test"] * (values["evaluate"]["num_samples"] + 1)  # +1: greedy
+        prompts, num_samples = (
+            world.prompts["test"],
+            values["evaluate"]["num_samples"] + 1,
+        )  # greedy
     else:
         return of_policy(world) if name == "policy" else spent(NOTHING, NOTHING, NOTHING, 0)
-    # rollouts in the store cost nothing
     completion = world.completion if name != "evaluate" else drifted(world)
-    tokens = rollouts * (world.prompt + completion)
-    tokens = Range(0.0, tokens.middle, tokens.high) if name == "profile" else tokens
-    flops = tokens * (2.0 * world.architecture.num_matmul_parameters)
-    return spent(tokens, flops, flops.at(world.rates.sampling), world.sampling_gpus)
+    tokens = prompts * num_samples * (world.prompt + completion)
+    per_call = values["store"]["batch_rollouts"]
+    flops, fixed = sampled(world, prompts, num_samples, completion, per_call)
+    return spent(tokens, flops, (flops + fixed).at(world.rates.sampling), world.sampling_gpus)
+
+
+def sampled(
+    world: World, prompts: Range, size: int, completion: Range, per_call: float
+) -> tuple[Range, Range]:
+    """Return the FLOPs of sampling groups of `size` rollouts, `per_call` rollouts at a time, and
+    those that the fixed time counts as."""
+    groups = (budget.group(size, *each) for each in zip(world.prompt, completion, strict=True))
+    costs = Range(*(generation_cost("executed", world.architecture, rows) for rows in groups))
+    pairs = zip(prompts * size, completion, strict=True)
+    calls = Range(*(num_calls(world.values, *each, per_call) for each in pairs))
+    return prompts * costs, calls * world.fixed(CALL)
 
 
 def of_policy(world: World) -> Cost:
@@ -162,27 +171,43 @@ def of_policy(world: World) -> Cost:
         return spent(NOTHING, NOTHING, NOTHING, 0)
     tokens = exactly(float(policy["tiny"]["training"]["tokens"]))
     flops = tokens * (6.0 * world.architecture.num_matmul_parameters)
-    return spent(tokens, flops, flops.at(world.rates.training), 0)
+    return spent(tokens, flops, flops.at(world.rates.updates), 0)
 
 
 def training(world: World, recipe: str) -> Cost:
-    """Return the cost of one run: warm start (not in tokens), rollouts, updates, validation."""
+    """Return the cost of one run: rollouts, updates and validation, and, not in tokens, warm start
+    and decayed branches."""
     train = recipes.recipe(world.values, recipe)["train"]
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
-    points = 1.0 / train["validation"]["every_share"] + 1.0
-    validated = world.prompts["validation"] * (train["validation"]["num_samples"] * points)
-    validation = validated * (world.prompt + drifted(world))
     tokens = Range(*(run.rollouts * (run.prompt + run.completion) for run in runs))
-    charged = Range(*(run_flops(world, run, train) for run in runs))
-    flops = spanning(charged + validation * (2.0 * world.architecture.num_matmul_parameters))
-    seconds = flops.at(world.rates.training)
-    return spent(spanning(tokens + validation), flops, seconds, world.training_gpus)
+    numbers = zip(*(run_flops(world, run, train) for run in runs), strict=True)
+    generated, fixed, updated, overhead = (spanning(Range(*number)) for number in numbers)
+    num_samples, every = train["validation"]["num_samples"], train["validation"]["every_share"]
+    prompts = world.prompts["validation"]
+    groups = prompts * (1.0 / every + 1.0 + len(train["branches"]))
+    per_call = max(prompts.middle * num_samples, 1.0)
+    validation, tails = sampled(world, groups, num_samples, drifted(world), per_call)
+    tokens += groups * num_samples * (world.prompt + drifted(world))
+    seconds = (generated + fixed + validation + tails).at(world.rates.rollouts)
+    seconds += (updated + overhead).at(world.rates.updates)
+    total = spanning(tokens), generated + updated + validation, seconds
+    if world.profile is None:  # then share, lengths, mixed groups and speed are all unknown
+        total = tuple(each.jointly(4) for each in total)  # type: ignore[assignment]
+    return replace(spent(*total, world.training_gpus), validation=validation)
 
 
-def run_flops(world: World, run: Planned, train: Values) -> float:
-    policy, lengths = world.architecture, (run.prompt, run.completion)
-    warm = budget.warm_start_cost("charged", policy, *lengths, train)
-    return run.rollouts * budget.rollout_cost("charged", policy, run, train) + warm
+def run_flops(world: World, run: Planned, train: Values) -> tuple[float, float, float, float]:
+    """Return the FLOPs of sampling and of updates, each with those that its fixed time counts
+    as."""
+    policy, size = world.architecture, max(round(run.group_size), 1)
+    lengths, per_step = (run.prompt, run.completion), budget.step_size(run, train)
+    generated = generation_cost("executed", policy, budget.group(size, *lengths)) / size
+    updated = budget.rollout_cost("executed", policy, run, train) - generated
+    warm = budget.warm_start_cost("executed", policy, *lengths, train)
+    num = run.rollouts * (1.0 + train["decay_share"] * sum(train["branches"]))
+    calls = num_calls(world.values, num, run.completion, per_step)
+    fixed = calls * world.fixed(CALL), num / per_step * world.fixed(UPDATE)
+    return num * generated, fixed[0], num * updated + warm, fixed[1]
 
 
 def plans_of(world: World, recipe: str) -> list[Planned]:
@@ -202,7 +227,7 @@ def plans_of(world: World, recipe: str) -> list[Planned]:
     rollouts = world.prompts["train"] * (world.values["allocate"]["passes"] * size) * share
     mixed = Range(0.1, 0.5, 1.0)
     kept = exactly(1.0) if train["select"]["method"] == "all" else mixed
-    parts = zip(rollouts, world.prompt, drifted(world), kept, mixed, strict=True)
+    parts = zip(rollouts, world.prompt, world.completion, kept, mixed, strict=True)
     return [Planned(part[0], size, *part[1:]) for part in parts]
 
 
@@ -230,19 +255,24 @@ def of_profile(world: World, account: str) -> Range:
     return prompts * Range(*(generation_cost(account, world.architecture, g) for g in groups))
 
 
-def refusals(values: Values, layout: Layout, names: Sequence[str]) -> list[str]:
+def refusals(
+    values: Values, layout: Layout, names: Sequence[str], *, certain: bool = True
+) -> list[str]:
     """Return a message for each recipe that `allocate` would refuse because its profile and warm
-    start use up the budget. Costs that are not known exactly count at their lowest estimate."""
-    limit, world, problems = budget.budget_of(values), known_values(values, layout), Problems()
+    start use up the budget. Costs that are not known exactly count at their lowest estimate if
+    `certain`, and else at the expected one."""
+    limit, problems = budget.budget_of(values), Problems()
+    world = known_values(values, layout) if limit else None
     if limit is None or world is None:
         return []
+    place, verb = (0, "takes at least") if certain else (1, "takes about")
     for name in names:
         chosen = recipes.recipe(values, name)
         is_charged = budget.is_profile_charged(chosen)
-        least = of_profile(world, limit.account).low if is_charged else 0.0
-        lengths = world.prompt.low, world.completion.low
+        least = [*of_profile(world, limit.account)][place] if is_charged else 0.0
+        lengths = [*world.prompt][place], [*world.completion][place]
         warm = budget.warm_start_cost(limit.account, world.architecture, *lengths, chosen["train"])
-        problems.of(budget.require_rest, limit, name, least, warm, "takes at least")
+        problems.of(budget.require_rest, limit, name, least, warm, verb)
     return problems.messages
 
 
@@ -256,8 +286,8 @@ def fits(values: Values, layout: Layout, names: Sequence[str]) -> dict[str, dict
 
 
 def fit(world: World, recipe: str) -> dict[str, Range]:
-    """Return how many rollouts, steps and passes a cell's budget allows, and its hours and
-    GPU-hours, including a profile that the cell pays for."""
+    """Return how many rollouts, steps and passes a cell's budget allows, its executed FLOPs and
+    those of validation, and its hours and GPU-hours, including a profile that it pays for."""
     chosen, plans = recipes.recipe(world.values, recipe), plans_of(world, recipe)[::-1]
     rollouts = [trained(world, recipe, plan).rollouts for plan in plans]  # the longest first
     passes = sorted(num / plan.rollouts for num, plan in zip(rollouts, plans, strict=True))
@@ -268,6 +298,8 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
         "rollouts": Range(*rollouts),
         "steps": Range(*rollouts) * (1.0 / budget.step_size(plans[0], chosen["train"])),
         "passes": Range(*passes) * float(world.values["allocate"]["passes"]),
+        "FLOPs": total.flops,
+        "validation": total.validation,
         "hours": total.hours,
         "GPU-hours": total.gpu_hours,
     }
@@ -275,6 +307,8 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
 
 def drifted(world: World) -> Range:
     """Return the tokens per completion in or after training, which changes them by DRIFT."""
+    if world.profile is None:  # the range is wide already
+        return world.completion
     return (world.completion * DRIFT).at_most(world.values["sampling"]["max_tokens"])
 
 

@@ -1,5 +1,6 @@
 """A number that is not yet known: its lower bound, expected value and upper bound."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,13 @@ class Range:
     def at(self, rate: "Range") -> "Range":
         """Return this amount divided by a rate: `low` is the lowest amount at the highest rate."""
         return Range(self.low / rate.high, self.middle / rate.middle, self.high / rate.low)
+
+    def jointly(self, number: int) -> "Range":
+        """Return bounds for a product of `number` independent factors, from the product of their
+        bounds. Extremes of all at once are unlikely, so the distances are divided by a root."""
+        share = 1.0 / math.sqrt(number)
+        low, high = (self.middle * (end / self.middle) ** share for end in (self.low, self.high))
+        return Range(low, self.middle, high)
 
     def at_most(self, limit: float) -> "Range":
         return Range(min(self.low, limit), min(self.middle, limit), min(self.high, limit))

@@ -1,15 +1,21 @@
-"""The speed of sampling and training on this machine, in charged FLOPs per second.
+"""The speed of sampling and of updates on this machine, in executed FLOPs per second.
 
-It is measured, if earlier runs of this data root recorded it: the charge in `flops.json` divided by
-the seconds in `measured/`. Otherwise it is assumed (`table`), with wide intervals, because the
-table depends on neither model nor lengths."""
+Every forward pass also takes a fixed time per layer, which dominates for small policies. It counts
+as FLOPs: CALL and UPDATE, from runs of policies of 0.4 and 23 million parameters on a CPU.
 
-from collections.abc import Iterator
+A speed is measured, if earlier runs of this data root recorded it: the FLOPs in `flops.json`
+divided by the seconds in `measured/`. Otherwise it is a share of the speed of a matrix product on
+this CPU (`probe`), or of a GPU's peak (`table`)."""
+
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from typing import Any
 
 from tasks.common.accounting.device_time import A100, H100, H200
+from tasks.common.accounting.ledger import Architecture
 from tasks.common.checksums import read_checked, read_note_of
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
@@ -19,9 +25,16 @@ SAMPLING_SHARE = 0.05  # of a GPU's peak; decoding is memory-bound, so this vari
 TRAINING_SHARE = 0.25
 GPU_FACTOR = 4.0
 OTHER_GPU_FLOPS = 100e12
-CPU_FLOPS = Range(2e9, 2e10, 1e11)
+CPU_SAMPLING = Range(0.2, 0.4, 0.8)  # of a matrix product's speed
+CPU_TRAINING = Range(0.45, 0.9, 1.8)
+CALL = 1.4e7  # FLOPs of a CPU in the fixed time of a layer's forward pass
+UPDATE = 6.0e8  # in that of a layer's update
+LONGEST = 3.0  # length of the longest completion of a batch, relative to the mean
+PROBE_SIZE = 512
+PROBE_SECONDS = 0.5
 MEASURED_FACTOR = 1.3  # uncertainty in both directions: load, lengths and batches vary between runs
 SAME_SIZE = 2.0  # maximum ratio of sizes at which a rate is used
+Values = Mapping[str, Any]
 OF = {"profile": "profile.parquet", "train": "curve.parquet"}  # their digests identify a run
 STAGE_SECONDS = Range(2.0, 10.0, 60.0)
 """The fixed time of a stage for its start, files and record."""
@@ -29,70 +42,110 @@ STAGE_SECONDS = Range(2.0, 10.0, 60.0)
 
 @dataclass(frozen=True)
 class Rates:
-    """Charged FLOPs per second, and a description of their source."""
+    """FLOPs per second of sampling from a fixed policy, of sampling in training and of updates, and
+    a description of their source."""
 
     sampling: Range
-    training: Range
+    rollouts: Range
+    updates: Range
     source: str
 
 
 def rates(
-    layout: Layout, num_parameters: float, gpu: str | None, sampling_gpus: int, training_gpus: int
+    values: Values, layout: Layout, policy: Architecture, prompt: float, gpu: str | None, gpus: Any
 ) -> Rates:
-    """Return the rates of all GPUs together, at this policy size. `gpu` is a name, None for CPU."""
-    assumed = table(gpu)
-    note = layout.measured("profile")
-    sampling = list(measured(layout.profile, note, "profile", ("profile",), num_parameters))
-    training = list(measured_training(layout, num_parameters))
-    sources = []
-    if sampling:
-        sources.append("sampling: measured by the profile here")
-    if training:
-        sources.append(f"training: measured in {len(training)} runs here")
-    if not sampling or not training:
-        rest = "the rest: " if sources else ""
-        sources.append(f"{rest}assumed for {gpu or 'a CPU'} (tasks/doctor/rates.py)")
+    """Return the rates of all GPUs together, for prompts of `prompt` tokens. `gpu` is a name, None
+    for a CPU; `gpus` are the numbers that sample and that train."""
+    sampling, updates, source = table(gpu, *gpus) if gpu else of_cpu(values)
+    sampled, rollouts, updated = list[float](), list[float](), list[float]()
+    batch = values["train"]["batch"]
+    size = batch["size"] * (8.0 if batch["unit"] == "prompts" else 1.0)  # of a usual group
+    for flops, seconds, phase in measured(layout, float(policy.num_matmul_parameters)):
+        num, executed = flops["rollouts"][phase], flops["executed"]
+        per_call = size if phase == "generate" else values["store"]["batch_rollouts"]
+        completion = max(flops["tokens"][phase] / num - prompt, 1.0)
+        fixed = policy.num_layers * CALL * num_calls(values, num, completion, per_call)
+        rate = (executed[phase] + (0.0 if gpu else fixed)) / seconds[phase]
+        (rollouts if phase == "generate" else sampled).append(rate)
+        if phase == "generate" and seconds["update"] > 0:
+            fixed = 0.0 if gpu else policy.num_layers * UPDATE * num / size
+            done = executed["update"] + executed["score"] + fixed
+            updated.append(done / (seconds["update"] + seconds["score"]))
+    found = {"the profile": sampled, f"{len(rollouts)} trainings": rollouts}
+    known = " and ".join(name for name, rates in found.items() if rates)
+    rest = "" if sampled and updated else f"{'; the rest: ' if known else ''}{source}"
     return Rates(
-        spread(sampling) if sampling else assumed.sampling * max(sampling_gpus, 1),
-        spread(training) if training else assumed.training * max(training_gpus, 1),
-        "; ".join(sources),
+        spread(sampled or rollouts) or sampling,
+        spread(rollouts or sampled) or sampling,
+        spread(updated) or updates,
+        (f"measured in {known} here" if known else "") + rest,
     )
 
 
-def table(gpu: str | None) -> Rates:
-    if gpu is None:
-        return Rates(CPU_FLOPS, CPU_FLOPS, "")
+def table(gpu: str, sampling_gpus: int, training_gpus: int) -> tuple[Range, Range, str]:
     known = [device for device in (A100, H100, H200) if device.name in gpu]
     flops = known[0].flops if known else OTHER_GPU_FLOPS
     sampling, training = SAMPLING_SHARE * flops, TRAINING_SHARE * flops
-    return Rates(around(sampling, GPU_FACTOR), around(training, GPU_FACTOR), "")
+    return (
+        around(sampling * max(sampling_gpus, 1), GPU_FACTOR),
+        around(training * max(training_gpus, 1), GPU_FACTOR),
+        f"assumed for {gpu} (tasks/doctor/rates.py)",
+    )
 
 
-def spread(found: list[float]) -> Range:
+def of_cpu(values: Values) -> tuple[Range, Range, str]:
+    threads, dtype = values["engine"]["threads"], values["engine"]["dtype"]
+    speed = probe(threads, dtype)
+    updates = CPU_TRAINING * probe(threads, values["train"]["dtype"])
+    return CPU_SAMPLING * speed, updates, f"from a matrix product, {speed / 1e9:.3g} GFLOP/s here"
+
+
+@cache
+def probe(threads: int, dtype: str) -> float:
+    """Return the FLOPs per second of a matrix product on this CPU under its present load."""
+    import torch  # takes two seconds
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    factor = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=getattr(torch, dtype))
+    factor @ factor  # the first takes longer
+    started, num = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - started) < PROBE_SECONDS:
+        factor @ factor
+        num += 1
+    torch.set_num_threads(before)
+    return num * 2.0 * PROBE_SIZE**3 / seconds
+
+
+def num_calls(values: Values, rollouts: float, completion: float, per_call: float) -> float:
+    """Return the number of forward passes to sample rollouts of `completion` tokens, `per_call` at
+    a time. A row that ends is replaced, until only the longest are left."""
+    longest = min(LONGEST * completion, values["sampling"]["max_tokens"])
+    rows = max(min(values["engine"]["max_rows"], per_call, rollouts), 1.0)
+    tails = max(rollouts / per_call, min(rollouts, 1.0)) * max(longest - completion, 0.0)
+    return rollouts * completion / rows + tails
+
+
+def spread(found: list[float]) -> Range | None:
     """Return the range of measured rates around their median, widened by MEASURED_FACTOR."""
+    if not found:
+        return None
     middle = sorted(found)[len(found) // 2]
     return Range(min(found) / MEASURED_FACTOR, middle, max(found) * MEASURED_FACTOR)
 
 
-def measured_training(layout: Layout, num_parameters: float) -> Iterator[float]:
-    """Yield the rate (sampling, scoring and updates) of training runs of a similar policy."""
-    for folder in sorted(layout.root.glob("runs/*/*/train")):
-        note = layout.measured("-".join(folder.parts[-3:-1]))
-        yield from measured(folder, note, "train", ("generate", "score", "update"), num_parameters)
-
-
 def measured(
-    folder: Path, note: Path, part: str, phases: tuple[str, ...], num_parameters: float
-) -> Iterator[float]:
-    """Yield the rate of the run in a folder, if its files and its note exist, and the policy has a
-    similar size."""
-    with suppress(ArtifactError, KeyError, TypeError, AttributeError):
-        flops, cost = read_checked(folder / "flops.json"), read_note_of(note, folder / OF[part])
-        charged = sum(flops["charged"][phase] for phase in phases)
-        sampled = phases[0]
-        # 2 P for every sampled token
-        size = flops["charged"][sampled] / max(2.0 * flops["tokens"][sampled], 1.0)
-        seconds = cost["seconds"][part]
-        is_same = num_parameters / SAME_SIZE <= size <= num_parameters * SAME_SIZE
-        if seconds > 0 and charged > 0 and is_same:
-            yield charged / seconds
+    layout: Layout, num_parameters: float
+) -> Iterator[tuple[dict[str, Any], dict[str, float], str]]:
+    """Yield FLOPs, seconds and the phase of sampling of the profile and of each training run of a
+    policy of a similar size, if their files and their notes exist."""
+    folders = sorted(layout.root.glob("runs/*/*/train"))
+    cells = [(each, "-".join(each.parts[-3:-1]), "train", "generate") for each in folders]
+    for folder, note, part, phase in [(layout.profile, "profile", "profile", "profile"), *cells]:
+        with suppress(ArtifactError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+            flops = read_checked(folder / "flops.json")
+            cost = read_note_of(layout.measured(note), folder / OF[part])
+            # 2 P for every sampled token
+            size = flops["charged"][phase] / (2.0 * flops["tokens"][phase] * num_parameters)
+            if 1.0 / SAME_SIZE <= size <= SAME_SIZE and cost["seconds"][phase] > 0:
+                yield flops, cost["seconds"], phase

@@ -8,23 +8,31 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tasks.allocate import budget
+from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost, pass_cost, rows_in
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file, write_text
 from tasks.common.layout import Layout
-from tasks.doctor import nvidia
+from tasks.doctor import nvidia, rows
 from tasks.doctor.check import examine
 from tasks.doctor.forecast import Cost, fits, forecast, refusals
 from tasks.doctor.ranges import exactly
-from tasks.doctor.rates import MEASURED_FACTOR, STAGE_SECONDS, rates, table
+from tasks.doctor.rates import CALL, MEASURED_FACTOR, STAGE_SECONDS, UPDATE, rates, table
 from tests.allocate.test_allocate import profile_of
+from tests.ingest.helpers import lines
 from tests.parameters import PROJECT, every_value
 
 P = 1000.0
-POLICY = Architecture(1000, 200, 2, 16)
+POLICY = Architecture(1000, 0, 0, 0)
+# executed forward passes of a token: groups of 8 rollouts read a prompt of 20 tokens once, and feed
+# all but the last of 30 tokens in sampling
+SAMPLED, READ = 20 + 8 * 29, 20 + 8 * 30
+VALIDATED = 12 * (20 + 2 * 29)
 
 
 @pytest.fixture
@@ -34,7 +42,7 @@ def values() -> dict[str, Any]:
     values["experiment"]["budget"] = None
     values["ingest"]["splits"] = {"train": 10, "validation": 4, "test": 5}
     values["evaluate"]["num_samples"] = 3
-    values["train"]["validation"] = {"num_samples": 2, "every_share": 0.5}
+    values["train"] |= {"validation": {"num_samples": 2, "every_share": 0.5}, "branches": []}
     return values
 
 
@@ -52,10 +60,39 @@ def write_profile(layout: Layout, seconds: float = 2.0) -> None:
         prompt_tokens=pl.lit(20, pl.Int32), completion_tokens=pl.lit(120, pl.Int64)
     )
     PROFILE.write(layout.profile / "profile.parquet", table.select(list(PROFILE.columns)))
-    charged, tokens = {"profile": 2 * P * 200}, {"profile": 200.0}
-    write_checked(layout.profile / "flops.json", {"charged": charged, "tokens": tokens})
+    counts = {"charged": 2 * P * 200, "executed": 2 * P * 136, "tokens": 200.0, "rollouts": 4.0}
+    flops = {name: {"profile": count} for name, count in counts.items()}
+    write_checked(layout.profile / "flops.json", flops)
     of = digest_file(layout.profile / "profile.parquet")
     write_checked(layout.measured("profile"), {"of": of, "seconds": {"profile": seconds}})
+
+
+def write_training(
+    layout: Layout,
+    seed: int,
+    generate: float,
+    update: float,
+    size: float,
+    sampled: float = 100 * P,
+    updated: float = 300 * P,
+    of: str = "",
+) -> None:
+    """Write the record of a run of one step of 32 rollouts of 50 tokens, with these seconds."""
+    folder, num = layout.train("grpo", seed), {"generate": 32.0}
+    write_text(folder / "curve.parquet", f"{seed}")
+    of = of or digest_file(folder / "curve.parquet")
+    executed = {"generate": sampled, "score": 0.0, "update": updated}
+    charged, tokens = {"generate": 2 * size * 1600}, {"generate": 1600.0}
+    flops = {"executed": executed, "charged": charged, "tokens": tokens, "rollouts": num}
+    write_checked(folder / "flops.json", flops)
+    seconds = {"generate": generate, "score": 0.0, "update": update}
+    write_checked(layout.measured(f"grpo-{seed}"), {"of": of, "seconds": seconds})
+
+
+def mixed(values: dict[str, Any], layout: Layout) -> float:
+    """Return the expected share of mixed groups in the plan of grpo."""
+    plan = budget.compared_plan(values, budget.read_profile(layout), "grpo")
+    return budget.planned(plan, recipes.recipe(values, "grpo")["train"]).mixed
 
 
 def cost(values: dict[str, Any], layout: Layout, *stage: Any) -> Cost:
@@ -71,8 +108,8 @@ def test_an_evaluation_costs_its_samples_and_the_greedy_one(values, layout) -> N
     found = cost(values, layout, "baseline")
     assert found.tokens.middle == 5 * 4 * 50
     assert found.tokens.high == pytest.approx(5 * 4 * (20 + 33))
-    assert found.flops.middle == 2 * P * 1000
-    seconds = 1000 * 2 / 200  # at the profile's own rate
+    assert found.flops.middle == 2 * P * 5 * 136
+    seconds = 5 * 136 * 2 / 136  # at the profile's own rate
     assert found.hours.middle == pytest.approx((seconds + STAGE_SECONDS.middle) / 3600)
     assert found.gpu_hours == exactly(0)
     assert cost(values, layout, "evaluate", "grpo", 0).tokens.high == 5 * 4 * (20 + 66)
@@ -85,7 +122,9 @@ def test_training_follows_the_plan_of_the_profile(values, layout) -> None:
     write_profile(layout)
     found = cost(values, layout, "train", "grpo", 0)
     assert found.tokens.middle == 4 * 8 * 50 + 1200
-    assert found.flops.middle == 2 * P * (1600 + 1200) + 6 * P * 1600
+    updated = 3 * mixed(values, layout) * READ
+    assert found.flops.middle == pytest.approx(2 * P * (4 * (SAMPLED + updated) + VALIDATED))
+    assert found.validation.middle == 2 * P * VALIDATED
     assert uniform.tokens.middle > 10 * found.tokens.middle - 10 * 1200
     values["train"]["max_steps"] = 1
     values["train"]["batch"] = {"unit": "prompts", "size": 2, "counts": "generated"}
@@ -102,7 +141,8 @@ def test_training_spends_the_budget_minus_the_profile(values, layout) -> None:
     values["experiment"]["budget"] = {"account": "charged", "amount": 1e6 * P}
     grpo, sgpo = (cost(values, layout, "train", recipe, 0) for recipe in ("grpo", "sgpo"))
     assert grpo.tokens.middle == 1e6 / 8 + 1200
-    assert grpo.flops.middle == pytest.approx(1e6 * P + 2 * P * 1200)
+    groups, updated = 1e6 / 8 / 50 / 8, 3 * mixed(values, layout) * READ
+    assert grpo.flops.middle == pytest.approx(2 * P * (groups * (SAMPLED + updated) + VALIDATED))
     assert sgpo.tokens.middle == (1e6 - 2 * 50 * 80) / 8 + 1200
     values["experiment"]["budget"] = {"account": "rollouts", "amount": 5000.0}
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 5000 * 50 + 1200
@@ -129,11 +169,13 @@ def test_the_expected_cost_of_a_budget_is_within_its_range(values, layout) -> No
 def test_a_reference_or_a_pass_before_the_update_reads_every_rollout(
     values, layout, account: str, change: dict[str, Any]
 ) -> None:
-    """It adds 2 P per token to the 8 P of a rollout."""
+    """It adds a pass. With a reference, groups without a gradient are updated, too."""
     write_profile(layout)
     values["recipes"]["grpo"]["train"] |= change
     found = cost(values, layout, "train", "grpo", 0)
-    assert found.flops.middle == 2 * P * (2 * 1600 + 1200) + 6 * P * 1600
+    passes = 1 + 3 * (mixed(values, layout) if "correction" in change else 1)
+    expected = 2 * P * (4 * (SAMPLED + passes * READ) + VALIDATED)
+    assert found.flops.middle == pytest.approx(expected)
     values["experiment"]["budget"] = {"account": account, "amount": 1e6 * P}
     assert cost(values, layout, "train", "grpo", 0).tokens.middle == 1e6 / 10 + 1200
 
@@ -146,7 +188,7 @@ def test_a_reference_reads_no_rollout_that_is_not_updated(values, layout) -> Non
     plain = cost(values, layout, "train", "grpo", 0).flops.middle
     train["kl_coefficient"] = 0.1
     added = cost(values, layout, "train", "grpo", 0).flops.middle - plain
-    assert added == pytest.approx((plain - 2 * P * (1600 + 1200)) / 3)
+    assert added == pytest.approx((plain - 2 * P * (4 * SAMPLED + VALIDATED)) / 3)
 
 
 def test_stored_rollouts_that_can_join_are_read(values, layout) -> None:
@@ -158,7 +200,9 @@ def test_stored_rollouts_that_can_join_are_read(values, layout) -> None:
     values["train"]["max_steps"] = 1
     values["train"]["batch"] = {"unit": "prompts", "size": 2, "counts": "generated"}
     found = cost(values, layout, "train", "grpo", 0)
-    assert found.flops.middle == 2 * P * (1.25 * 800 + 1200) + 6 * P * 800
+    passes = 0.25 + 3 * mixed(values, layout)
+    expected = 2 * P * (2 * (SAMPLED + passes * READ) + VALIDATED)
+    assert found.flops.middle == pytest.approx(expected)
     values["experiment"]["budget"] = {"account": "charged", "amount": 1e6 * P}
     values["train"]["max_steps"] = None
     found = cost(values, layout, "train", "grpo", 0)
@@ -176,7 +220,9 @@ def test_a_warm_start_counts_in_the_budget(values, layout) -> None:
     found = cost(values, layout, "train", "grpo", 0)
     profile, warm = 2 * 50 * 80, 6 * 50 * 100
     assert found.tokens.middle == (1e6 - profile - warm) / 8 + 1200
-    assert found.flops.middle == pytest.approx((1e6 - profile + 2 * 1200) * P)
+    groups, updated = (1e6 - profile - warm) / 8 / 50 / 8, 3 * mixed(values, layout) * READ
+    expected = P * (2 * (groups * (SAMPLED + updated) + VALIDATED) + warm)
+    assert found.flops.middle == pytest.approx(expected)
     values["experiment"]["budget"]["amount"] = 0.9 * (profile + warm) * P  # lengths may be lower
     [refused] = refusals(values, layout, ["grpo"])
     assert "the warm start of recipe 'grpo' takes about 2.82e+07" in refused  # of 47 tokens
@@ -246,30 +292,52 @@ def test_existing_prompts_are_counted(values, layout) -> None:
     assert cost(values, layout, "baseline").tokens == exactly(0)
 
 
-def test_rates_come_from_runs_of_the_same_size(layout) -> None:
+def test_rates_come_from_runs_of_the_same_size(values, layout) -> None:
     """A run of ten times the size is excluded, and the seconds of a run that is not here now."""
     write_profile(layout)
     for seed, seconds, size in ((0, 1.0, P), (1, 4.0, P), (2, 1.0, 10 * P), (3, 9.0, P)):
-        folder = layout.train("grpo", seed)
-        write_text(folder / "curve.parquet", f"{seed}")
-        of = "another" if seed == 3 else digest_file(folder / "curve.parquet")
-        charged = {"generate": 2 * size * 100, "score": 0.0, "update": 6 * size * 100}
-        files = {"charged": charged, "tokens": {"generate": 100.0}}
-        write_checked(folder / "flops.json", files)
-        write_checked(layout.measured(f"grpo-{seed}"), {"of": of, "seconds": {"train": seconds}})
-    found = rates(layout, P, None, 2, 2)
-    assert found.sampling.middle == 2 * P * 200 / 2.0
-    assert found.training.low == pytest.approx(800 * P / 4.0 / MEASURED_FACTOR)
-    assert found.training.high == pytest.approx(800 * P * MEASURED_FACTOR)
-    assert "measured in 2 runs" in found.source
+        write_training(layout, seed, seconds, 2 * seconds, size, of="another" if seed == 3 else "")
+    found = rates(values, layout, POLICY, 20.0, None, (0, 0))
+    assert found.sampling.middle == 2 * P * 136 / 2.0
+    assert found.rollouts.low == pytest.approx(100 * P / 4.0 / MEASURED_FACTOR)
+    assert found.updates.high == pytest.approx(300 * P / 2.0 * MEASURED_FACTOR)
+    assert found.source == "measured in the profile and 2 trainings here"
 
 
-def test_rates_are_assumed_without_measurements(layout) -> None:
-    found = rates(layout, P, "NVIDIA H100 80GB HBM3", 1, 2)
+def test_recorded_work_is_forecast_with_the_recorded_seconds(values, layout) -> None:
+    """A policy with layers, whose fixed time counts. After the profile of 2 s, the same work takes
+    2 s again; sampling in training has the profile's speed, and updates still that of a matrix
+    product. After a training of 6 s and 3 s, each part has its own speed."""
+    policy = Architecture(1000, 0, 2, 0)
+    write_checked(layout.policy_card, {"source": "tiny", **asdict(policy)})
+    values["ingest"]["splits"] = {"train": 1, "validation": 0, "test": 1}
+    values["profile"]["num_samples"], values["train"]["max_steps"] = 4, 1
+    write_profile(layout)
+
+    def seconds(*stage: Any) -> float:
+        return 3600 * cost(values, layout, *stage).hours.middle - STAGE_SECONDS.middle
+
+    assert seconds("profile") == pytest.approx(2)
+    sampled, updated = 2 * P * 4 * SAMPLED, 2 * P * 4 * 3 * mixed(values, layout) * READ
+    # 4 samples at once need 64 forward passes at most of the longest completion of 90; so do 32
+    longest = 90
+    speed = (2 * P * 136 + longest * 2 * CALL) / 2
+    first = (sampled + longest * 2 * CALL) / speed + (updated + 2 * UPDATE) / (0.9 * 1e10)
+    assert seconds("train", "grpo", 0) == pytest.approx(first)
+    write_training(layout, 0, 6.0, 3.0, P, sampled=sampled, updated=updated)
+    assert seconds("train", "grpo", 0) == pytest.approx(9)
+    assert seconds("profile") == pytest.approx(2)
+
+
+def test_rates_are_assumed_without_measurements(values, layout) -> None:
+    found = rates(values, layout, POLICY, 20.0, "NVIDIA H100 80GB HBM3", (1, 2))
     assert found.source.startswith("assumed for NVIDIA H100")
-    assumed = table("an H100")
-    assert (found.sampling, found.training) == (assumed.sampling, assumed.training * 2)
-    assert assumed.training.middle > table("some GPU").training.middle > table(None).training.middle
+    assert (found.rollouts, found.updates) == table("an H100", 1, 2)[:2]
+    peaks = [table(name, 1, num)[1].middle for name, num in (("an H100", 2), ("H100", 1), ("?", 1))]
+    assert peaks == [2 * peaks[1], 989e12 / 4, 100e12 / 4]
+    found = rates(values, layout, POLICY, 20.0, None, (0, 0))
+    assert (found.sampling.middle, found.updates.middle) == (0.4 * 1e10, 0.9 * 1e10)
+    assert found.source == "from a matrix product, 10 GFLOP/s here"
 
 
 def test_gpu_hours_count_the_gpus_that_are_used(values, layout, monkeypatch) -> None:
@@ -279,3 +347,59 @@ def test_gpu_hours_count_the_gpus_that_are_used(values, layout, monkeypatch) -> 
     assert found.gpu_hours.middle == 2 * found.hours.middle
     values["engine"]["device"] = "cpu"
     assert cost(values, layout, "train", "grpo", 0).gpu_hours == exactly(0)
+
+
+def rows_file(path: Path, num: int) -> dict[str, Any]:
+    """Write so many different questions of 40 characters, and return their source."""
+    lines(path, *({"q": f"Is {n} a number?".ljust(40, "?"), "a": "1"} for n in range(num)))
+    settings = {"path": str(path), "name": "mine", "level": None, "verifier": "exact"}
+    return {"preset": "mapping", "settings": settings | {"prompt": "q", "answer": "a"}}
+
+
+def test_rows_of_a_local_file_are_counted(values, tmp_path: Path) -> None:
+    """Of 1,000 rows 700 are trained on: 8 samples of 40 characters and at most 100 tokens."""
+    layout = Layout(tmp_path / "data")
+    write_checked(layout.policy_card, {"source": "tiny", **asdict(POLICY)})
+    values["ingest"]["sources"] = [rows_file(tmp_path / "rows.jsonl", 1000)]
+    values["ingest"]["splits"] = {"train": None, "validation": 100, "test": 200}
+    found = cost(values, layout, "profile")
+    lengths = (40 / 6 + 15, 40 / 4 + 50, 40 + 100)
+    assert [*found.tokens] == pytest.approx([5600 * length for length in lengths])
+    for stage in (("profile",), ("train", "grpo", 0), ("train", "sgpo", 0), ("evaluate", "grpo")):
+        found = cost(values, layout, *stage)
+        for numbers in (found.tokens, found.flops, found.hours):
+            assert 0 < numbers.low <= numbers.high <= 30 * numbers.low
+    values["ingest"]["sources"].append(rows_file(tmp_path / "more.jsonl", 60) | {"split": "test"})
+    values["ingest"]["splits"]["test"] = None
+    assert cost(values, layout, "profile").tokens.high == 900 * 8 * 140
+    assert cost(values, layout, "baseline").tokens.high == 60 * 4 * 140
+    values["ingest"]["sources"] = [{"preset": "gsm8k", "settings": {"path": "s3://bucket/a"}}]
+    values["ingest"]["splits"]["test"] = 5
+    assert cost(values, layout, "profile").tokens.high == (1e6 - 105) * 8 * 500
+
+
+def test_prompts_are_counted_in_tokens_of_a_local_policy(values, layout, tmp_path: Path) -> None:
+    """Words are tokens. A chat template adds its own; a broken tokenizer is not used."""
+    values["policy"]["source"] = str(tmp_path)
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = ["one two", "one two three four"]
+    assert rows.prompt_tokens(values, layout, texts) == exactly(3)
+    (tmp_path / "chat_template.jinja").touch()
+    assert rows.prompt_tokens(values, layout, texts) == exactly(3) + rows.TURN_TOKENS
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert rows.prompt_tokens(values, layout, texts).high == 12.5
+    assert rows.prompt_tokens(values, layout, []) == rows.UNKNOWN_PROMPT
+
+
+def test_a_profile_that_is_expected_to_exceed_the_budget_is_a_fault(
+    values, layout, tmp_path: Path
+) -> None:
+    """8 samples of 10 prompts with 2 P a token, each about 60 (21 to 140) tokens long."""
+    values["ingest"]["sources"] = [rows_file(tmp_path / "rows.jsonl", 20)]
+    values["experiment"]["budget"] = {"account": "charged", "amount": 80 * 2 * P * 40}
+    assert refusals(values, layout, ["sgpo"]) == []
+    [found] = refusals(values, layout, ["grpo", "sgpo"], certain=False)
+    assert "budget is 6.4e+06 of charged" in found
+    assert f"recipe 'sgpo' reads, takes about {80 * 2 * P * 60:.3g} of it" in found

@@ -124,8 +124,29 @@ def test_plan_and_doctor_end_with_the_budget(project: Project) -> None:
     for word in ("plan", "doctor"):
         output = project.winnow(word, "--price", "2")
         assert "executed buys, expected" in output
-        assert "money" in output
+        assert "there is no GPU here, so --price has no GPU-hours to count" in output
         assert "test prompts with 4 samples resolve" in output.splitlines()[-1]
+    project.edit("params.yaml", r"amount: \S+", "amount: 2.0e+11}")
+    output = project.winnow("doctor", expect=1)
+    assert output.startswith("1 thing is wrong:")
+    assert "budget is 2e+11 of executed, and the profile" in output
+    assert "takes about" in output
+
+
+def test_plan_with_other_values_writes_nothing(project: Project) -> None:
+    before = contents(project.root)
+    seeds, passes = "experiment.seeds=[0,7]", "allocate.passes=5"
+    output = project.winnow("plan", "grpo", "--set", seeds, passes)
+    assert contents(project.root) == before
+    found = {line.split()[0]: line.rsplit("  ", 1)[-1] for line in output.splitlines()}
+    assert found["code"] == f"--set {seeds} {passes}"
+    assert found["allocate@grpo-0"].endswith("allocate.passes 4 -> 5")
+    assert found["train@grpo-7"] == found["evaluate@grpo-7"] == "never run"
+    assert not {"profile", "allocate@sgpo-7", "train@sgpo-0"} & set(found)
+    secret = "store.location=s3://KEY:hidden@bucket/x"
+    output = project.winnow("plan", "--set", secret, expect=1)
+    assert "credentials" in output
+    assert "hidden" not in output
 
 
 def test_missing_results_are_named(project: Project) -> None:
@@ -141,6 +162,25 @@ def test_missing_results_are_named(project: Project) -> None:
 def test_numbers_have_three_digits_and_the_unit_after_rounding() -> None:
     shown = list(map(costs.short, (999.4, 999.6, 1500, 999_400, 999_600, 999.7e9, 4e18)))
     assert shown == ["999", "1k", "1.5k", "999k", "1M", "1T", "4.0e+18"]
+
+
+def test_durations_have_the_unit_that_reads_best() -> None:
+    shown = [costs.clock(hours) for hours in (0, 35 / 3600, 0.05, 0.3, 1, 23.4, 49, 157_831)]
+    assert shown == ["0 s", "35 s", "3 min", "18 min", "1 h", "23 h", "2 d", "6,576 d"]
+
+
+def test_validation_that_costs_more_than_training_is_noted(tmp_path: Path) -> None:
+    """The budget buys rollouts only, and 22 points of the curve are validated besides."""
+    values = every_value() | {"experiment": every_value()["experiment"] | {"recipes": ["grpo"]}}
+    values["experiment"]["budget"] = {"account": "executed", "amount": 1e11}
+    shutil.copy(ROOT / "data/policy.json", tmp_path / "policy.json")
+    text = costs.bought(values, Layout(tmp_path), ["grpo"], None)
+    assert "validation" in text.splitlines()[1].split()
+    assert "note: recipe 'grpo': validation takes " in text
+    values["train"]["validation"]["every_share"] = 0.5
+    assert "note" not in costs.bought(values, Layout(tmp_path), ["grpo"], None)
+    with pytest.raises(ParamsError, match="the profile, which recipe 'sgpo' reads, takes about"):
+        costs.bought(values, Layout(tmp_path), ["grpo", "sgpo"], None)
 
 
 def test_costs_without_test_prompts_have_no_resolution(tmp_path: Path) -> None:
