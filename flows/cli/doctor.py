@@ -1,8 +1,8 @@
 """winnow doctor: checks everything that can be wrong before any compute is spent.
 
 It checks the parameters (with all slots of the chosen recipes), the model, the data, the store, the
-record, the disk and the GPU memory. It reads the first few rows of every source. It downloads no
-model and does not import torch. The flow makes the same checks before the first stale stage."""
+record, the disk and the GPU memory. It reads the first few rows of every source, and downloads no
+model. The flow makes the same checks before the first stale stage."""
 
 import argparse
 

@@ -1,5 +1,6 @@
 """winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
-It runs nothing. It writes only the files that define a later round, once no other flow is running.
+It runs nothing, also with --set. It writes only the files that define a later round, once no other
+flow is running.
 
 The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
 to date; a later round may start from another policy, once the round before it has run. The costs

@@ -8,7 +8,7 @@ rollout store is not considered: stored samples cost nothing, so `profile`, `bas
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,13 +45,8 @@ class Cost:
     validation: Range = NOTHING
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.tokens + other.tokens,
-            self.flops + other.flops,
-            self.hours + other.hours,
-            self.gpu_hours + other.gpu_hours,
-            self.validation + other.validation,
-        )
+        names = (one.name for one in fields(self))
+        return Cost(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True)
@@ -139,10 +134,8 @@ def cost(world: World, stage: Coordinates) -> Cost:
     if name == "profile":
         prompts, num_samples = world.prompts["train"], values["profile"]["num_samples"]
     elif name in ("baseline", "evaluate"):
-        prompts, num_samples = (
-            world.prompts["test"],
-            values["evaluate"]["num_samples"] + 1,
-        )  # greedy
+        prompts = world.prompts["test"]
+        num_samples = values["evaluate"]["num_samples"] + 1  # greedy
     else:
         return of_policy(world) if name == "policy" else spent(NOTHING, NOTHING, NOTHING, 0)
     completion = world.completion if name != "evaluate" else drifted(world)

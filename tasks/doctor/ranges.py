@@ -30,8 +30,8 @@ class Range:
     def jointly(self, number: int) -> "Range":
         """Return bounds for a product of `number` independent factors, from the product of their
         bounds. Extremes of all at once are unlikely, so the distances are divided by a root."""
-        share = 1.0 / math.sqrt(number)
-        low, high = (self.middle * (end / self.middle) ** share for end in (self.low, self.high))
+        middle, share = max(self.middle, 1e-300), 1.0 / math.sqrt(number)
+        low, high = (middle * (end / middle) ** share for end in (self.low, self.high))
         return Range(low, self.middle, high)
 
     def at_most(self, limit: float) -> "Range":

@@ -67,30 +67,22 @@ def rates(
         fixed = policy.num_layers * CALL * num_calls(values, num, completion, per_call)
         rate = (executed[phase] + (0.0 if gpu else fixed)) / seconds[phase]
         (rollouts if phase == "generate" else sampled).append(rate)
-        if phase == "generate" and seconds["update"] > 0:
+        if phase == "generate" and executed["update"] > 0:
             fixed = 0.0 if gpu else policy.num_layers * UPDATE * num / size
             done = executed["update"] + executed["score"] + fixed
             updated.append(done / (seconds["update"] + seconds["score"]))
-    found = {"the profile": sampled, f"{len(rollouts)} trainings": rollouts}
-    known = " and ".join(name for name, rates in found.items() if rates)
-    rest = "" if sampled and updated else f"{'; the rest: ' if known else ''}{source}"
-    return Rates(
-        spread(sampled or rollouts) or sampling,
-        spread(rollouts or sampled) or sampling,
-        spread(updated) or updates,
-        (f"measured in {known} here" if known else "") + rest,
-    )
+    known = "measured by the profile here" if sampled else ""
+    known = f"measured in {len(rollouts)} trainings here" if rollouts else known
+    source = f"sampling {known}; updates {source}" if known and not updated else known or source
+    parts = (sampled or rollouts, sampling), (rollouts or sampled, sampling), (updated, updates)
+    return Rates(*(spread(found) if found else usual for found, usual in parts), source)
 
 
 def table(gpu: str, sampling_gpus: int, training_gpus: int) -> tuple[Range, Range, str]:
-    known = [device for device in (A100, H100, H200) if device.name in gpu]
-    flops = known[0].flops if known else OTHER_GPU_FLOPS
-    sampling, training = SAMPLING_SHARE * flops, TRAINING_SHARE * flops
-    return (
-        around(sampling * max(sampling_gpus, 1), GPU_FACTOR),
-        around(training * max(training_gpus, 1), GPU_FACTOR),
-        f"assumed for {gpu} (tasks/doctor/rates.py)",
-    )
+    known = [device.flops for device in (A100, H100, H200) if device.name in gpu]
+    flops = around(known[0] if known else OTHER_GPU_FLOPS, GPU_FACTOR)
+    sampling, training = SAMPLING_SHARE * max(sampling_gpus, 1), TRAINING_SHARE * training_gpus
+    return flops * sampling, flops * training, f"assumed for {gpu} (tasks/doctor/rates.py)"
 
 
 def of_cpu(values: Values) -> tuple[Range, Range, str]:
@@ -126,10 +118,8 @@ def num_calls(values: Values, rollouts: float, completion: float, per_call: floa
     return rollouts * completion / rows + tails
 
 
-def spread(found: list[float]) -> Range | None:
+def spread(found: list[float]) -> Range:
     """Return the range of measured rates around their median, widened by MEASURED_FACTOR."""
-    if not found:
-        return None
     middle = sorted(found)[len(found) // 2]
     return Range(min(found) / MEASURED_FACTOR, middle, max(found) * MEASURED_FACTOR)
 

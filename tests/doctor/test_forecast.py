@@ -301,7 +301,7 @@ def test_rates_come_from_runs_of_the_same_size(values, layout) -> None:
     assert found.sampling.middle == 2 * P * 136 / 2.0
     assert found.rollouts.low == pytest.approx(100 * P / 4.0 / MEASURED_FACTOR)
     assert found.updates.high == pytest.approx(300 * P / 2.0 * MEASURED_FACTOR)
-    assert found.source == "measured in the profile and 2 trainings here"
+    assert found.source == "measured in 2 trainings here"
 
 
 def test_recorded_work_is_forecast_with_the_recorded_seconds(values, layout) -> None:
@@ -318,6 +318,8 @@ def test_recorded_work_is_forecast_with_the_recorded_seconds(values, layout) -> 
         return 3600 * cost(values, layout, *stage).hours.middle - STAGE_SECONDS.middle
 
     assert seconds("profile") == pytest.approx(2)
+    source = "sampling measured by the profile here; updates from a matrix product, 10 GFLOP/s here"
+    assert forecast(values, layout, [])[1] == source
     sampled, updated = 2 * P * 4 * SAMPLED, 2 * P * 4 * 3 * mixed(values, layout) * READ
     # 4 samples at once need 64 forward passes at most of the longest completion of 90; so do 32
     longest = 90
