@@ -106,7 +106,7 @@ def probe(threads: int, dtype: str) -> float:
         factor @ factor
         num += 1
     torch.set_num_threads(before)
-    return num * 2.0 * PROBE_SIZE**3 / seconds
+    return float(num * 2 * PROBE_SIZE**3 / seconds)
 
 
 def num_calls(values: Values, rollouts: float, completion: float, per_call: float) -> float:
