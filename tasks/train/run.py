@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tasks.common import recipes, stage
-from tasks.common.accounting.spending import read_budget
+from tasks.common.accounting.spending import GENERATED, read_budget
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file, read_json
 from tasks.common.params import ParamsError
@@ -337,7 +337,8 @@ def extent_of(trainer: Trainer, plan: Plan) -> tuple[float, str]:
     spending = trainer.buffer.spending
     if spending is None:
         return plan.num_rollouts(), "rollout"
-    return spending.budget.amount, f" {spending.budget.account}"
+    account = spending.budget.account
+    return spending.budget.amount, f" {'' if account in GENERATED else 'FLOPs '}{account}"
 
 
 def summarize(state: State) -> None:

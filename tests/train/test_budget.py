@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from tasks.common.accounting.ledger import Architecture, decode_flops, prefill_f
 from tasks.common.accounting.spending import CellBudget, Rows, generation_cost, pass_cost
 from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout
+from tasks.common.progress import progress
 from tasks.train import loading
 from tasks.train.loop.buffer import cut
 from tasks.train.loop.charge import costs_of
+from tasks.train.loop.reporter import Reporter
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import GroupRequest
+from tasks.train.run import extent_of
 from tasks.train.settings import BatchSettings, TrainSettings
 from tests.train.steps import plan_of
 from tests.train.worlds import make_trainer, make_world, run, sampled, write_params
@@ -140,3 +144,20 @@ def test_the_profile_is_paid_first(guesser: Path, tmp_path: Path) -> None:
     # it decays over the last four fifths of the rest, after this step
     assert rates[1][0] == pytest.approx(1e-3)
     assert rates[1][1] < 1e-3
+
+
+def test_the_progress_line_names_both_counts_of_flops(capsys) -> None:
+    """The bar counts the budget's account; the step's total is in charged FLOPs."""
+    spending = SimpleNamespace(budget=CellBudget("executed", 4e11, 0.0))
+    buffer = SimpleNamespace(spending=spending, spent=1e11)
+    trainer: Any = SimpleNamespace(buffer=buffer, state=SimpleNamespace(branch=None))
+    row = dict.fromkeys(("num_rollouts", "completion_tokens_mean", "reward_mean"), 1.0)
+    row |= {"step": 5, "num_mixed_groups": 2, "num_prompts": 4, "flops_charged": 4.2e11}
+    trainer.state.ledger = SimpleNamespace(rollouts={"generate": 32.0})
+    amount, unit = extent_of(trainer, plan_of([(0, 4)]))
+    with progress(amount, "train", unit) as bar:
+        unused: Any = None
+        Reporter(trainer, unused, unused, bar).show(row, 1.0)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "100G/400G FLOPs executed [" in line
+    assert line.endswith("4.2e+11 FLOPs charged]")

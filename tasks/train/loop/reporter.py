@@ -107,7 +107,7 @@ class Reporter:
         self.bar.set_postfix_str(
             f"{where}step {row['step']}, reward {row['reward_mean'] or 0:.2f}, "
             f"mixed {row['num_mixed_groups']}/{row['num_prompts']}, {tokens:,.0f} tokens/s, "
-            f"{row['flops_charged']:.2g} FLOPs",
+            f"{row['flops_charged']:.2g} FLOPs charged",
             refresh=False,
         )
 
