@@ -236,9 +236,7 @@ def trained(world: World, recipe: str, plan: Planned) -> Planned:
 def of_profile(world: World, account: str) -> Range:
     """Return the cost of the profile in a budget's account: exact if a profile with the requested
     prompts and samples exists, otherwise an estimate."""
-    wanted = world.values["ingest"]["splits"]["train"]
     prompts, num_samples = world.prompts["train"], world.values["profile"]["num_samples"]
-    prompts = prompts if wanted is None else prompts.at_most(wanted)
     there = [] if world.profile is None else world.profile["num_samples"].to_list()
     if there == [num_samples] * round(prompts.middle):
         with suppress(ArtifactError):

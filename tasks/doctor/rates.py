@@ -74,8 +74,12 @@ def rates(
     known = "measured by the profile here" if sampled else ""
     known = f"measured in {len(rollouts)} trainings here" if rollouts else known
     source = f"sampling {known}; updates {source}" if known and not updated else known or source
-    parts = (sampled or rollouts, sampling), (rollouts or sampled, sampling), (updated, updates)
-    return Rates(*(spread(found) if found else usual for found, usual in parts), source)
+    return Rates(
+        spread(sampled or rollouts, sampling),
+        spread(rollouts or sampled, sampling),
+        spread(updated, updates),
+        source,
+    )
 
 
 def table(gpu: str, sampling_gpus: int, training_gpus: int) -> tuple[Range, Range, str]:
@@ -118,8 +122,10 @@ def num_calls(values: Values, rollouts: float, completion: float, per_call: floa
     return rollouts * completion / rows + tails
 
 
-def spread(found: list[float]) -> Range:
+def spread(found: list[float], assumed: Range) -> Range:
     """Return the range of measured rates around their median, widened by MEASURED_FACTOR."""
+    if not found:
+        return assumed
     middle = sorted(found)[len(found) // 2]
     return Range(min(found) / MEASURED_FACTOR, middle, max(found) * MEASURED_FACTOR)
 

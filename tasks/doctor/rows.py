@@ -45,7 +45,8 @@ def expected(values: Mapping[str, Any], layout: Layout) -> tuple[dict[str, Range
             rest = Range(*(max(there - taken, 1.0) for there, taken in left))
         with suppress(OSError, pl.exceptions.PolarsError):
             table = pl.scan_parquet(layout.prompts(name))
-            prompts[name] = exactly(table.select(pl.len()).collect().item())
+            num = table.select(pl.len()).collect().item()
+            prompts[name] = exactly(num if wanted is None else min(num, wanted))
     return prompts, texts
 
 
