@@ -145,8 +145,8 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
             rejected = [one for one in first if isinstance(one, Rejection)]
             if rejected and rejected[0].reason == "too_large":
                 remarks.append(
-                    f"ingest.sources[{number}] was not examined: {rejected[0].detail}; to examine it, "
-                    "run `python -m tasks.ingest --dry-run`"
+                    f"ingest.sources[{number}] was not examined: {rejected[0].detail}; to examine "
+                    "it, run `python -m tasks.ingest --dry-run`"
                 )
             elif len(rejected) == len(first):
                 remarks.append(

@@ -116,8 +116,8 @@ def probe(threads: int, dtype: str) -> float:
 def num_calls(values: Values, rollouts: float, completion: float, per_call: float) -> float:
     """Return the number of forward passes to sample rollouts of `completion` tokens, `per_call` at
     a time. A row that ends is replaced, until only the longest are left."""
-    longest = min(LONGEST * completion, values["sampling"]["max_tokens"])
-    rows = max(min(values["engine"]["max_rows"], per_call, rollouts), 1.0)
+    longest = min(LONGEST * completion, float(values["sampling"]["max_tokens"]))
+    rows = max(min(float(values["engine"]["max_rows"]), per_call, rollouts), 1.0)
     tails = max(rollouts / per_call, min(rollouts, 1.0)) * max(longest - completion, 0.0)
     return rollouts * completion / rows + tails
 
