@@ -201,7 +201,7 @@ def table(
             costs.table(rows),
             *lines,
             f"{sure} would run" + (f", {may} may, depending on earlier stages" if may else ""),
-            f"expected (at least to at most), without samples that the store has; speed: {source}",
+            f"expected (at least to at most); samples in the store cost nothing; speed: {source}",
         ]
     )
 
