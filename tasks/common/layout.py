@@ -61,9 +61,6 @@ class Layout:
         """Return the path of the file with the digest of the trained policy."""
         return self.train(recipe, seed) / "policy.json"
 
-    def replayed(self, recipe: str, seed: int) -> Path:
-        return self.root / "replayed" / recipe / str(seed)
-
     def evaluation(self, recipe: str, seed: int) -> Path:
         return self.recipe(recipe) / str(seed) / "eval"
 

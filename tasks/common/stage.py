@@ -60,9 +60,7 @@ class Stage:
         seed: int | None = None,
     ) -> "Stage":
         """Return a run that is not recorded, for callers other than a stage's command."""
-        options = argparse.Namespace(
-            dry_run=False, from_rollouts=None, resume=None, copy=False, before=[], cells=[]
-        )
+        options = argparse.Namespace(dry_run=False, resume=None, copy=False, before=[], cells=[])
         return cls(name, values, layout, recipe, seed, options, tracking.Tracker())
 
     def section(self, name: str, cls: type[T]) -> T:

@@ -10,14 +10,9 @@ from tasks.common.processes import ending
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for interactive use; a pipeline does not need them."""
+    """Add an option for interactive use; a pipeline does not need it."""
     parser.add_argument(
         "--resume", type=Path, help="resume from this checkpoint folder of the same run"
-    )
-    parser.add_argument(
-        "--from-rollouts",
-        type=Path,
-        help="take the rollouts of a finished run's rollouts.parquet instead of sampling them",
     )
 
 

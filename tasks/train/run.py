@@ -16,7 +16,7 @@ import torch
 
 from tasks.common import recipes, stage
 from tasks.common.accounting.spending import GENERATED, read_budget
-from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
+from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES
 from tasks.common.files import ArtifactError, digest, digest_file, read_json
 from tasks.common.params import ParamsError
 from tasks.common.processes import locks
@@ -71,14 +71,8 @@ def main(run: stage.Stage) -> None:
     components = run_components(run, policy, settings, sections)
     record_inputs(run, components)
 
-    replayed = run.options.from_rollouts
-    if replayed is not None and not replayed.is_file():
-        raise ArtifactError(f"{replayed} is not a file: name a run's rollouts.parquet")
-    if replayed is not None:  # the record contains only the trunk's rollouts
-        settings = dataclasses.replace(settings, branches=[])
-    out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
-    key = digest(components)
-    under_dvc = "DVC_STAGE" in os.environ and replayed is None
+    out, key = layout.train(recipe, seed), digest(components)
+    under_dvc = "DVC_STAGE" in os.environ
     lock_files = [Path("dvc.lock"), layout.root / "dvc.lock"]
     kept = layout.unrecorded(recipe, seed)
     timeout = timedelta(seconds=sections.learner.collective_timeout_seconds)
@@ -87,7 +81,7 @@ def main(run: stage.Stage) -> None:
         stack.enter_context(explaining_failures(announced_ranks(timeout), trainers))
         ranks = join_ranks(device, timeout, always=sections.learner.shard != "none")
         if ranks.is_main:
-            lock = layout.locks / f"train-{digest([components, str(replayed)])}"
+            lock = layout.locks / f"train-{key}"
             stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
             stack.enter_context(held(training_gpus(sections.engine, ranks.size)))
         ranks.wait_for_main()  # rank 0 waits until this run owns its checkpoints, and for GPUs
@@ -100,9 +94,6 @@ def main(run: stage.Stage) -> None:
         )
         trainer, plan = build(run, context, sections, grader)
         trainers.append(trainer)
-        if replayed is not None:
-            components["from_rollouts"] = digest_file(replayed)
-            trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
         record, extent = run.tracker.metrics, extent_of(trainer, plan)
         lost = train(trainer, checkpoints, sections.checkpoint, record, extent, run.options.resume)
@@ -112,8 +103,7 @@ def main(run: stage.Stage) -> None:
         if not ranks.is_main:
             return
         check_inputs(run, checkpoints)
-        if replayed is None:
-            write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
+        write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
         if under_dvc:
             results.keep(out, kept, key)
         checkpoints.delete()

@@ -15,8 +15,7 @@ from tasks.common.files import ArtifactError
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.trainer import Trainer
 from tests.train import worlds
-from tests.train.test_trainer import train as run_train
-from tests.train.worlds import make_world, outputs, run_in_process, write_params
+from tests.train.worlds import make_world, outputs, run_in_process
 
 BATCH = {"unit": "rollouts", "size": 8, "counts": "generated"}
 CONSTANT = {"batch": BATCH, "decay_share": 0.4, "learning_rate": 3e-3}
@@ -164,16 +163,3 @@ def test_an_incomplete_branch_is_not_measured(
     curve = run(layout, branches=[0.25, 0.5], max_steps=max_steps).state.curve
     assert [point["branch"] for point in curve if point["branch"]] == measured
     assert curve[-1]["step"] == max_steps
-
-
-def test_a_run_with_branches_is_reproduced_from_its_record(
-    branched: tuple[Layout, Trainer],
-) -> None:
-    layout = branched[0]
-    write_params(layout, train={**CONSTANT, "branches": [0.25, 0.5]})
-    record = layout.train("r", 0) / "rollouts.parquet"
-    again = run_train(layout, "--from-rollouts", str(record))
-    assert again.returncode == 0, again.output
-    weights = "policy/model.safetensors"
-    first, second = (folder("r", 0) / weights for folder in (layout.train, layout.replayed))
-    assert first.read_bytes() == second.read_bytes()

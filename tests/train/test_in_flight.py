@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
+from tasks.common.artifacts import STEPS
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
@@ -23,9 +23,10 @@ from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
 from tests.patience import PATIENCE
 from tests.train import test_sharding as sharding
+from tests.train.recorded import check_repeated, from_record, rollouts_of
 from tests.train.test_asynchronous import SIZES, delayed
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import make_trainer, make_world, outputs, run, run_with_kills, sampled
+from tests.train.worlds import make_trainer, make_world, run, run_with_kills, sampled
 
 CHANGES = {
     "max_staleness": 1,
@@ -149,7 +150,7 @@ def test_versions_of_tokens_are_recorded_and_within_the_limit(
     changes = {**CHANGES, "max_staleness": limit}
     trainer = run(layout, changes, prepare=swapping(engines))
     assert engines[0].num_swaps >= 2
-    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    rows = rollouts_of(layout)
     swapped = rows.filter(pl.col("versions").is_not_null())
     assert (swapped["versions"].list.min() == swapped["version"]).all()
     assert (swapped["versions"].list.max() > swapped["version"]).any()
@@ -161,14 +162,7 @@ def test_versions_of_tokens_are_recorded_and_within_the_limit(
 
     # the clock decides which policy samples what; training on a record is deterministic
     again = make_world(tmp_path / "again", guesser, SIZES)
-
-    def prepare(trainer: Trainer) -> None:
-        swapping(engines)(trainer)
-        trainer.collector.recorded = rows
-
-    run(again, changes, prepare=prepare)
-    assert outputs(layout)["weights"] == outputs(again)["weights"]
-    assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
+    check_repeated(layout, again, changes, swapping(engines))
 
 
 def test_steps_begin_while_a_later_batch_is_in_flight(guesser: Path, tmp_path: Path) -> None:
@@ -215,7 +209,7 @@ def test_requests_depend_neither_on_the_clock_nor_on_kills(
         layout = make_world(tmp_path / side, guesser, SIZES)
         kills = (2, 5) if side == "killed" else ()
         trainer = run_with_kills(layout, changes, kills, unhindered(*delays))
-        rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+        rows = rollouts_of(layout)
         columns = ["step", "group", "sample_index", "prompt_id", "token_ids", "reward", "replayed"]
         states = {k: v for k, v in trainer.slots.states().items() if k.startswith("control.")}
         found[side] = rows.select(columns).rows(), {k: v.tolist() for k, v in states.items()}
@@ -275,23 +269,17 @@ def test_a_server_with_old_weights_ends_the_run(guesser: Path, tmp_path: Path) -
         sampled(trainer)
 
 
-def test_a_record_with_tokens_of_other_policies_is_refused(guesser: Path, tmp_path: Path) -> None:
+def test_tokens_of_policies_that_are_not_allowed_end_the_run(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path / "first", guesser, SIZES)
     run(layout, CHANGES, prepare=swapping([]))
-    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
-    message = r"tokens are of the policy after \d+ updates, .* the record of another run"
-    for number, other in enumerate((100, -2)):
-
-        def prepare(trainer: Trainer, other: int = other) -> None:
-            swapping([])(trainer)
-            later = pl.when(pl.col("step") > 5).then(other).otherwise(0)
-            version = (pl.col("version") + later).clip(0)
-            trainer.collector.recorded = rows.with_columns(
-                version=version, versions=pl.lit(None, pl.List(pl.Int64))
-            )
-
-        again = make_world(tmp_path / str(number), guesser, SIZES)
-        with pytest.raises(ArtifactError, match=message):
+    for other in (100, -2):
+        later = pl.when(pl.col("step") > 5).then(other).otherwise(0)
+        rows = rollouts_of(layout).with_columns(
+            version=(pl.col("version") + later).clip(0), versions=pl.lit(None, pl.List(pl.Int64))
+        )
+        again = make_world(tmp_path / str(other), guesser, SIZES)
+        prepare = from_record(rows, swapping([]))
+        with pytest.raises(ArtifactError, match=r"tokens are of the policy after \d+ updates"):
             run(again, CHANGES, prepare=prepare)
 
 

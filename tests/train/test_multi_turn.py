@@ -22,6 +22,7 @@ from tasks.train.environments.environment import load_environment
 from tasks.train.methods.generate.multi_turn import Method, Settings
 from tasks.train.sampling.grading import decode_samples
 from tests.policies import character_tokenizer
+from tests.train.recorded import from_record
 from tests.train.steps import TOKENIZER, asked_of
 from tests.train.worlds import make_trainer, make_world, run_steps, sampled
 
@@ -246,7 +247,7 @@ def test_training_over_several_turns_uses_only_the_policys_tokens(
     assert len(replies) > 0
     # the record reproduces the run with its masks
     again = make_trainer(layout, generate=GENERATE)
-    again.collector.recorded = rows
+    from_record(rows)(again)
     recomputed = sampled(again)
     mine = rows.filter(pl.col("step") == 0)["is_action"].explode().to_numpy()
     np.testing.assert_array_equal(recomputed.fresh.trained_N(), mine)

@@ -13,8 +13,7 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
-from tasks.common.files import ArtifactError
+from tasks.common.artifacts import STEPS, Layout
 from tasks.common.params import ParamsError
 from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
@@ -25,15 +24,8 @@ from tasks.train.rollouts import UNFINISHED, Features
 from tasks.train.sampling.collector import request_for
 from tasks.train.sampling.grading import samples_of
 from tests.train import test_sharding as sharding
-from tests.train.worlds import (
-    from_record,
-    make_trainer,
-    make_world,
-    outputs,
-    run,
-    run_in_process,
-    sampled,
-)
+from tests.train.recorded import check_repeated, rollouts_of
+from tests.train.worlds import make_trainer, make_world, run, sampled
 
 SIZES = [4, 2, 6] * 8  # eight steps of three groups, four in each phase
 CHANGES: dict[str, Any] = {
@@ -46,7 +38,7 @@ CHANGES: dict[str, Any] = {
 
 def used_groups(layout: Layout) -> Counter[tuple[str, int]]:
     """Return the groups of a run's updates, by prompt and size."""
-    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    rows = rollouts_of(layout)
     groups = rows.group_by("step", "group").agg(pl.first("prompt_id"), pl.len())
     return Counter(groups.select("prompt_id", "len").rows())
 
@@ -66,7 +58,7 @@ def test_every_group_is_used_once_and_none_is_too_old(
     assert trainer.buffer.batches == []
     assert trainer.state.ledger.rollouts["generate"] == sum(SIZES)
 
-    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    rows = rollouts_of(layout)
     made = np.cumsum([0, *STEPS.frame(trainer.state.steps)["num_updates"]])
     age = made[rows["step"].to_numpy()] - rows["version"].to_numpy()
     assert age.min() == 0 < age.max() <= limit
@@ -82,9 +74,7 @@ def test_every_group_is_used_once_and_none_is_too_old(
 
     # the engine decides which groups complete first; the record determines the rest
     again = make_world(tmp_path / "again", guesser, SIZES)
-    repeated = run(again, changes, prepare=from_record(rows))
-    assert outputs(layout)["weights"] == outputs(again)["weights"]
-    assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
+    repeated = check_repeated(layout, again, changes)
     assert repeated.state.ledger.tokens["generate"] == tokens
     # after a step without an update, the record does not show that tokens were read again
     executed = [each.state.ledger.executed["generate"] for each in (repeated, trainer)]
@@ -112,11 +102,7 @@ def test_a_run_with_a_prompt_twice_in_flight_is_reproduced(guesser: Path, tmp_pa
 
     layouts = [make_world(tmp_path / name, guesser, [4] * 48) for name in ("first", "again")]
     run(layouts[0], changes, prepare=first_prompt_last)
-    rows = TRAIN_ROLLOUTS.read(layouts[0].train("r", 0) / "rollouts.parquet")
-    run(layouts[1], changes, prepare=from_record(rows))
-    first, again = map(outputs, layouts)
-    assert first["rollouts"] == again["rollouts"]
-    assert first["weights"] == again["weights"]
+    check_repeated(*layouts, changes)
 
 
 def scale(trainer: Trainer, weights: dict[str, torch.Tensor], version: int) -> None:
@@ -220,27 +206,9 @@ def test_a_step_with_too_few_complete_groups_is_refused(guesser: Path, tmp_path:
         return dataclasses.replace(samples, finish_reasons=[UNFINISHED] * len(samples.token_ids))
 
     engine.generate_until = losing  # type: ignore[method-assign]
-    message = "step 0: 0 groups are complete, but control requested 3: sampling ended"
+    message = "step 0: sampling ended with 0 complete groups, but control requested 3"
     with closing(trainer.collector.grader), pytest.raises(TrainingError, match=message):
         sampled(trainer)
-
-
-def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path / "first", guesser, SIZES)
-    run(layout, CHANGES)
-    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
-    second = pl.col("step") == 1
-    other = rows.with_columns(
-        prompt_id=pl.when(second).then(pl.lit("p9")).otherwise(pl.col("prompt_id"))
-    )
-    short = rows.filter(~(second & (pl.col("group") == 2)))
-    later = rows.with_columns(version=pl.when(second).then(7).otherwise(pl.col("version")))
-    later = later.with_columns(versions=pl.lit(None, dtype=pl.List(pl.Int32)))
-    for name, record in (("other", other), ("short", short), ("later", later)):
-        again = make_world(tmp_path / name, guesser, SIZES)
-        message = r"step 1: .* record (of|is of) another run"
-        with pytest.raises((ArtifactError, TrainingError), match=message):
-            run_in_process(again, CHANGES, from_record(record))
 
 
 def test_two_ranks_sample_the_groups_of_one_process(guesser: Path, tmp_path: Path) -> None:

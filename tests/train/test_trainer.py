@@ -10,12 +10,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
+from tasks.common.artifacts import PLAN, Layout
 from tasks.common.checksums import read_checked
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer, read_policy
 from tests.once import once
 from tests.stages import Forked, Result, run_stage
+from tests.train.recorded import check_repeated
 from tests.train.worlds import make_world, outputs, write_params
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -161,17 +162,12 @@ def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
     assert "training needs sampling.temperature > 0, top_p 1.0" in process.output
 
 
-def test_updates_are_reproduced_from_stored_rollouts(finished: Layout) -> None:
-    stored = finished.train("r", 0) / "rollouts.parquet"
-    process = train(finished, "--from-rollouts", str(stored))
-    assert process.returncode == 0, process.output
-    again = finished.replayed("r", 0)
-    for name in ("policy/model.safetensors", "flops.json"):
-        assert (again / name).read_bytes() == (finished.train("r", 0) / name).read_bytes()
-    for name in ("steps", "rollouts", "curve"):
-        assert pl.read_parquet(again / f"{name}.parquet").equals(
-            pl.read_parquet(stored.parent / f"{name}.parquet")
-        )
+def test_updates_are_reproduced_from_stored_rollouts(
+    finished: Layout, guesser: Path, tmp_path: Path
+) -> None:
+    again = make_world(tmp_path, guesser, SIZES * 8)
+    check_repeated(finished, again, {})
+    assert outputs(again) == outputs(finished)
 
 
 def test_nonfinite_steps_are_skipped_and_then_stop_the_run(guesser: Path, tmp_path: Path) -> None:
@@ -183,17 +179,3 @@ def test_nonfinite_steps_are_skipped_and_then_stop_the_run(guesser: Path, tmp_pa
     assert log.count("; the step is skipped") == 2
     assert "loss, gradient or log-probabilities are not finite; prompts: p" in log
     assert "3 steps in a row (guards.max_nonfinite_steps)" in log
-
-
-def test_recorded_rollouts_of_other_prompts_are_refused(
-    finished: Layout, guesser: Path, tmp_path: Path
-) -> None:
-    layout = make_world(tmp_path, guesser, SIZES * 8)
-    stored = TRAIN_ROLLOUTS.read(finished.train("r", 0) / "rollouts.parquet")
-    others = stored.with_columns(prompt_id=pl.lit("p5"))  # as many rollouts, but of another prompt
-    TRAIN_ROLLOUTS.write(tmp_path / "others.parquet", others)
-    process = train(layout, "--from-rollouts", str(tmp_path / "others.parquet"))
-    assert process.returncode == 1
-    assert "step 0: the record has (prompt, rollouts) [('p5'" in process.output
-    assert "the record is of another run" in process.output
-    assert "is not a file: name" in train(layout, "--from-rollouts", str(tmp_path)).output

@@ -233,15 +233,6 @@ def die_after(trainer: Trainer, step: int) -> None:
     trainer.record = dying  # type: ignore[method-assign]
 
 
-def from_record(rows: pl.DataFrame) -> Callable[[Trainer], None]:
-    """Let a run take its rollouts from a record."""
-
-    def prepare(trainer: Trainer) -> None:
-        trainer.collector.recorded = rows
-
-    return prepare
-
-
 def run(
     layout: Layout,
     changes: dict[str, Any],

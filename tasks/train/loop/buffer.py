@@ -43,7 +43,6 @@ from tasks.train.rollouts import (
     merge,
     with_values,
 )
-from tasks.train.sampling import recorded
 from tasks.train.sampling.collector import Collector, Cost
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar
@@ -278,31 +277,20 @@ class RolloutBuffer:
 
     def complete(self, batch: Batch, later: Sequence[Batch], version: int) -> None:
         """Sample and grade the groups of a batch until the control requests no more of them."""
-        collector, ids = self.collector, self.prompts.ids
-        record = recorded.of_step(collector.recorded, batch.step)
-        known = None if self.num_early or self.settings.in_flight_updates else version
         while batch.asked:
-            table, rest, found, until = self.in_flight(batch, later), NONE.table, None, None
-            if record is None and self.num_early:
+            table, until = self.in_flight(batch, later), None
+            if self.num_early:
                 until = len(batch.fresh.prompt_rows_Q), batch.step - self.settings.max_carried
-            elif record is not None:
-                if self.num_early:
-                    table, num = recorded.chosen(record, table, ids, batch.step)
-                    rest = table.filter(pl.col("group") >= num)
-                    table = table.filter(pl.col("group") < num)
-                found = recorded.of_groups(record, table, ids, batch.step, known)
-            table, cost = collector.collect(self.prompts, table, version, until, found=found)
+            table, cost = self.collector.collect(self.prompts, table, version, until)
             with self.lock:
-                self.put_back(batch, later, pl.concat([table, rest]))
+                self.put_back(batch, later, table)
                 batch.cost += cost
                 batch.asked = []
                 if not self.ask_for_more(batch):
-                    self.count_complete(batch, record)
+                    self.count_complete(batch)
 
-    def count_complete(self, batch: Batch, record: pl.DataFrame | None) -> None:
+    def count_complete(self, batch: Batch) -> None:
         """Count a batch as complete, after the control's last request for it."""
-        if record is not None:
-            recorded.check_all(record, len(batch.fresh.table), batch.step)
         assert self.began is not None
         batch.seconds = time.perf_counter() - self.began
         self.sampled_seconds, self.began = self.sampled_seconds + batch.seconds, None
@@ -335,12 +323,9 @@ class RolloutBuffer:
         is_going_Q = np.bincount(groups.group_B, table["reason"] == UNFINISHED) > 0
         complete = np.flatnonzero(~is_going_Q)[:num]
         if len(complete) != num:
-            what = "sampling ended"
-            if self.collector.recorded is not None:
-                what = "this is the record of another run"
             raise TrainingError(
-                f"step {batch.step}: {len(complete)} groups are complete, but control requested "
-                f"{num}: {what}"
+                f"step {batch.step}: sampling ended with {len(complete)} complete groups, but "
+                f"control requested {num}"
             )
         batch.fresh = groups.groups(complete)
         if later:

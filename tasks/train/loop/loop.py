@@ -154,7 +154,7 @@ def check_ages(trainer: Trainer, batch: Batch) -> int:
     if len(wrong):
         raise ArtifactError(
             f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, but only those "
-            f"of {oldest} to {newest} are allowed: --from-rollouts may be the record of another run"
+            f"of {oldest} to {newest} are allowed"
         )
     return oldest
 

@@ -268,8 +268,8 @@ class Trainer:
         return learning_rate(self.run.settings, self.state.num_steps, trained)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
-        """Log a non-finite step; its first `num_updates` updates stay, and --from-rollouts can
-        repeat it. Raise TrainingError after `guards.max_nonfinite_steps` such steps in a row."""
+        """Log a non-finite step; its first `num_updates` updates stay. Raise TrainingError after
+        `guards.max_nonfinite_steps` such steps in a row."""
         ids = self.prompts.ids[rollouts.prompt_rows_Q].unique().sort()
         message = (
             f"{self.where()}: loss, gradient or log-probabilities are not finite; "

@@ -29,7 +29,7 @@ from tasks.train.rollouts import (
     make_rollouts,
     with_values,
 )
-from tasks.train.sampling.grading import Early, samples_of
+from tasks.train.sampling.grading import Early
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Asked, Generate
 
@@ -67,8 +67,7 @@ class Cost:
 
 
 class Collector:
-    """The engine and the grader of a run. `recorded` are rollouts of TRAIN_ROLLOUTS that replace
-    sampling."""
+    """The engine and the grader of a run."""
 
     def __init__(
         self,
@@ -81,7 +80,6 @@ class Collector:
         self.run, self.engine, self.generate = run, engine, generate
         self.tokenizer, self.grader = tokenizer, grader
         self.stop_ids = stop_token_ids(run.policy.folder, tokenizer)
-        self.recorded: pl.DataFrame | None = None
 
     def collect(
         self,
@@ -91,13 +89,11 @@ class Collector:
         until: tuple[int, int] | None = None,
         *,
         training: bool = True,
-        found: pl.DataFrame | None = None,
     ) -> tuple[pl.DataFrame, Cost]:
         """Sample the unfinished rollouts of `table` from the policy after `version` updates, and
         grade them; return all rollouts of `table`, and the cost. Each rank samples and grades whole
         groups, and all ranks receive all results. Without `training`, the method in `generate` gets
-        no prompt rows. If `found` contains recorded rollouts for the unfinished ones, nothing is
-        sampled. For `until` see `Enough`."""
+        no prompt rows. For `until` see `Enough`."""
         ranks = self.run.ranks
         groups = ranks.shard(np.unique(table["group"].to_numpy()).tolist())
         is_mine_B = np.isin(table["group"].to_numpy(), groups)
@@ -114,11 +110,8 @@ class Collector:
         enough = Enough(mine, rows_B, until, ranks) if until else None
         cost = Cost()
         if len(rows_B) and not (enough and enough.is_reached):
-            if found is None:
-                samples = self.sample(request, asked, early, enough)
-                check_versions(samples, version)
-            else:
-                samples = samples_of(found.filter(pl.col("group").is_in(groups)))
+            samples = self.sample(request, asked, early, enough)
+            check_versions(samples, version)
             mine = extended(mine, rows_B, samples, version)
             cost = self.cost(request, samples)
         mine = early.finish(mine, rows_B)
