@@ -207,10 +207,10 @@ def test_tracker_that_reads_nothing_is_dropped(
 def test_failing_tracker_is_logged_and_the_others_continue(
     layout: Layout, fake: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
-    """The replacement of trackio cannot be imported."""
-    plant(fake.parent, {"stand_in/trackio.py": "raise RuntimeError('broken')"})
-    train(layout, range(3), also=["trackio", "wandb"])
-    missing = "a part of this run is missing in trackio, wandb: their process ended with status"
+    """The replacement of tensorboard cannot be imported."""
+    plant(fake.parent, {"stand_in/tensorboard.py": "raise RuntimeError('broken')"})
+    train(layout, range(3), also=["tensorboard", "wandb"])
+    missing = "a part of this run is missing in tensorboard, wandb: their process ended with status"
     assert missing in caplog.text
     log = layout.tracking / "also" / "trackers.log"
     assert str(log) in caplog.text
@@ -277,25 +277,6 @@ def test_tensorboard_draws_one_curve(layout: Layout) -> None:
     assert [one.value for one in events.Scalars("final/pass_at_1")] == [0.625]
     (text,) = {one.tensor_proto.string_val[0] for one in events.Tensors("parameters/text_summary")}
     assert b"| train.learning_rate | 0.001 |" in text
-
-
-@needs("trackio")
-@pytest.mark.slow
-def test_trackio_keeps_one_run(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRACKIO_DIR", raising=False)
-    run_all(layout, "trackio")
-    import sqlite3
-
-    (database,) = (layout.tracking / "trackio").glob("*.db")
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        rows = connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step")
-        found = [(name, step, json.loads(metrics)) for name, step, metrics in rows]
-        (config,) = {row[0] for row in connection.execute("SELECT config FROM configs")}
-    assert {name for name, _, _ in found} == {"grpo/0"}
-    assert [(step, one["loss"]) for _, step, one in found if "loss" in one] == LOSSES
-    assert [one["pass_at_1"] for _, _, one in found if "pass_at_1" in one] == [0.625]
-    assert json.loads(config)["train.learning_rate"] == "0.001"
-    assert json.loads(config)["_Group"] == "mine"
 
 
 @needs("wandb")

@@ -346,9 +346,9 @@ def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
 
 def test_the_command_that_installs_a_missing_tracker_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(parameters, "is_installed", lambda name: name == "wandb")
-    (message,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
-    assert message.startswith("tracking.also names trackio, which is not installed: python -m pip")
-    assert message.endswith('--editable ".[trackio]", or remove it')
+    (message,) = errors(tmp_path, tracking__also=["wandb", "tensorboard"])
+    assert message.startswith("tracking.also names tensorboard, which is not installed: python")
+    assert message.endswith('--editable ".[tensorboard]", or remove it')
 
 
 def test_a_folder_of_a_tracker_is_no_package(tmp_path: Path, monkeypatch) -> None:

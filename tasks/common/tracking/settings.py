@@ -13,7 +13,7 @@ class Tracking:
     uri: str | None = None  # null: sqlite under the data root; or http://...
     experiment: str = "winnow"  # the name in MLflow
     max_weights_gb: float = 1.0  # maximum size of a policy whose weights are kept; 0: none
-    also: list[Literal["wandb", "trackio", "tensorboard"]] = []  # other trackers
+    also: list[Literal["wandb", "tensorboard"]] = []  # other trackers
 
     def __post_init__(self) -> None:
         if self.uri is None:
