@@ -24,9 +24,11 @@ def run(options: argparse.Namespace) -> int:
         rows = importlib.import_module("tasks.code.origins").recipe_rows(values, options.name)
         print(what(values, options.name), table(rows), sep="\n")
         return 0
-    print(
-        tabulate([(name, what(values, name)) for name in recipes.names(values)], tablefmt="plain")
-    )
+    rows = {name: (name, what(values, name)) for name in recipes.names(values)}
+    apart = [rows.pop(path.stem) for path in sorted((recipes.FOLDER / "ablations").iterdir())]
+    print(tabulate(rows.values(), tablefmt="plain"))
+    print("\nablations: another recipe with one part changed")
+    print(tabulate(apart, tablefmt="plain"))
     return 0
 
 

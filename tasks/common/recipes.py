@@ -1,4 +1,4 @@
-"""Recipes by name: a file of `recipes/`, or a key under `recipes` in params.yaml.
+"""Recipes by name: a file of `recipes/` or its folders, or a key under `recipes` in params.yaml.
 
 A recipe has `allocate` (its strategy) and `train` (its differences from the section `train`; a slot
 with a method replaces the section's whole slot). With `from: NAME` it is the recipe NAME with these
@@ -27,7 +27,12 @@ Recipe = dict[str, Any]
 def names(values: Mapping[str, Any]) -> list[str]:
     """Return the recipes that params.yaml may name: the built-in ones, then its own."""
     own = own_recipes(values)
-    return sorted({path.stem for path in FOLDER.glob("*.yaml")} - {*own}) + list(own)
+    return sorted({*files()} - {*own}) + list(own)
+
+
+def files() -> dict[str, Path]:
+    """Return the files of the built-in recipes by name."""
+    return {path.stem: path for path in FOLDER.rglob("*.yaml")}
 
 
 def own_recipes(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -40,8 +45,8 @@ def own_recipes(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def describe(name: str) -> str:
     """Return the description and paper of a built-in recipe from its file, or an empty string."""
-    path = FOLDER / f"{name}.yaml"
-    lines = path.read_text().splitlines()[:2] if path.exists() else []
+    path = files().get(name)
+    lines = path.read_text().splitlines()[:2] if path else []
     return " ".join(line.removeprefix("# ") for line in lines)
 
 
@@ -125,15 +130,15 @@ def over(base: Any, value: Any) -> Any:
 def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) -> Recipe:
     """Return the recipe's own `allocate` and `train`, merged into those of the recipes that it
     extends. `above` are the recipes that extend it."""
-    where, file = f"recipes.{name}", FOLDER / f"{name}.yaml"
+    where, file = f"recipes.{name}", files().get(name)
     is_own = name in own_recipes(values) and name not in above
-    if name in above and (not file.exists() or above.count(name) > 1):
+    if name in above and (file is None or above.count(name) > 1):
         raise ParamsError(f"{where} extends itself: {' from '.join((*above, name))}")
     if name not in names(values):
         by = f"recipes.{above[-1]}.from: " if above else ""
         raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; use", name, names(values)))
-    found = own_recipes(values)[name] if is_own else params.load(file)
-    if is_own and file.exists() and is_part(found):
+    found = params.load(file) if file and not is_own else own_recipes(values)[name]
+    if is_own and file and is_part(found):
         found = {"from": name, **found}
     check(found, where)
     changes = {key: found.get(key) or {} for key in ("allocate", "train")}

@@ -1,11 +1,16 @@
 """Recipes by name: files, and the user's own."""
 
+import importlib
+import itertools
 from typing import Any
 
 import pytest
 
-from tasks.common import params, recipes
+from tasks.allocate import strategies
+from tasks.common import params, recipes, registry
 from tasks.common.params import ParamsError
+from tasks.train.settings import SLOTS
+from tests.parameters import every_value
 
 OWN: dict[str, Any] = {
     "plain": {"allocate": {"strategy": "uniform", "group_size": 8}},
@@ -71,7 +76,7 @@ def test_invalid_recipe_is_refused(recipe: Any, message: str) -> None:
 
 @pytest.mark.parametrize("name", recipes.names({}))
 def test_file_begins_with_description_and_paper(name: str) -> None:
-    path = recipes.FOLDER / f"{name}.yaml"
+    path = recipes.files()[name]
     description, paper, first, *_ = path.read_text().splitlines()
     assert description.startswith("# ")
     assert description.endswith(".")
@@ -92,3 +97,19 @@ def test_budget_adds_branches_by_default() -> None:
     assert (train["decay_share"], train["branches"]) == (0.3, [0.5])
     values |= {"experiment": {"budget": None}, "train": {}}
     assert "branches" not in recipes.recipe(values, "grpo")["train"]
+
+
+OF_USERS = {"multi_turn", "runs"}  # they need an environment and finished runs
+
+
+def test_every_method_has_a_recipe() -> None:
+    project = every_value()
+    trains = [{**project["train"], **each["train"]} for each in project["recipes"].values()]
+    for slot in (*SLOTS, "shape"):
+        package = importlib.import_module(f"tasks.train.methods.{slot}")
+        values = [train[slot] for train in trains]
+        methods = itertools.chain(*values) if slot == "shape" else values
+        used = {method["method"] for method in methods}
+        assert {*registry.names(package)} - used <= OF_USERS, slot
+    used = {each["allocate"]["strategy"] for each in project["recipes"].values()}
+    assert used == {*registry.names(strategies)}

@@ -85,9 +85,13 @@ def test_recipes_and_methods_in_tables_exist() -> None:
     """The first column of the methods tables names recipes."""
     for page in (ROOT / "README.md", ROOT / "docs" / "guide" / "methods.md"):
         table = page.read_text().split("| recipe |", 1 if "guide" in str(page) else 2)[-1]
-        for row in table.split("\n\n")[0].splitlines()[2:]:
+        table = table.split("\n\n")[0]
+        for row in table.splitlines()[2:]:
             for name in re.findall(r"`(\w+)`", row.split("|")[1]):
                 assert name in VALUES["recipes"], f"{page.name}: {name}"
+    num = len(set(re.findall(r"arxiv.org/abs/([\d.]+)", table)))
+    assert f"the methods of {num} papers" in page.read_text()
+    assert f"those of {num} papers" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

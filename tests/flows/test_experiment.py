@@ -1,12 +1,13 @@
 """The recipes of the experiment are set in params.yaml, and the rest of it is unchanged."""
 
+import argparse
 import shutil
 from pathlib import Path
 
 import pytest
 
-from flows.cli.recipes import what
-from flows.pipeline import commands
+from flows.cli.recipes import run, what
+from flows.pipeline import commands, roots
 from flows.pipeline.rounds import set_recipes
 from tasks.common import params, recipes
 from tasks.common.params import ParamsError
@@ -51,3 +52,11 @@ def test_unknown_recipe_is_refused(path: Path) -> None:
 def test_recipe_of_the_parameters_has_no_description() -> None:
     assert what({}, "sgpo").endswith("arXiv 2606.08854")
     assert what({"recipes": {"sgpo": {"from": "grpo"}}}, "sgpo") == "of params.yaml"
+
+
+def test_ablations_are_listed_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    run(argparse.Namespace(name=None, data=roots.MAIN))
+    first, second = capsys.readouterr().out.split("\nablations: ")
+    assert "\nsgpo " in first
+    assert "\nsgpo_fixed " in second
+    assert "sgpo_fixed" not in first

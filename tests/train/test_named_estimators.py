@@ -60,7 +60,7 @@ def test_grpo_can_divide_by_a_deviation_of_the_step(
     recipe: str, high: float, low: float, of_rare: float
 ) -> None:
     """The groups of eight are four of successes, three of failures, and one with one success."""
-    train = settings_of(params.load(recipes.FOLDER / f"{recipe}.yaml")["train"])
+    train = settings_of(params.load(recipes.files()[recipe])["train"])
     scale = train.advantage["scale"]
     found = advantages_of(grpo, REWARDS, GROUPS, scale=scale)
     assert found == pytest.approx([high, low, low, low, -low, -low, -low, -high], abs=5e-5)

@@ -146,7 +146,7 @@ def test_all_groups_with_graded_tokens_have_the_same_weight(
 def test_dapo_divides_by_mixed_groups_alone(name: str, guesser: Path, tmp_path: Path) -> None:
     """One group of four has both outcomes: a quarter of the tokens."""
     layout = make_world(tmp_path, guesser, [2] * 4)
-    trainer = make_trainer(layout, **params.load(recipes.FOLDER / f"{name}.yaml")["train"])
+    trainer = make_trainer(layout, **params.load(recipes.files()[name])["train"])
     rollouts = rollouts_of([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0], [0, 0, 1, 1, 2, 2, 3, 3])
     found = trainer.estimate(rollouts, trainer.rng())
     totals = trainer.learner.totals(found)
