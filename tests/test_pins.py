@@ -13,11 +13,11 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 FILES = (
     "requirements.txt",
-    "requirements-cpu.txt",
-    "requirements-docs.txt",
-    "requirements-ray.txt",
-    "requirements-security.txt",
-    "requirements-torchao.txt",
+    "requirements/cpu.txt",
+    "requirements/docs.txt",
+    "requirements/ray.txt",
+    "requirements/security.txt",
+    "requirements/torchao.txt",
 )
 
 # torchvision breaks transformers with the CPU build of torch. The others are its unused
@@ -44,7 +44,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 PINNED = {
     "requirements.txt": PROJECT["dependencies"] + EXTRAS["test"],
-    **{f"requirements-{extra}.txt": EXTRAS[extra] for extra in EXTRAS},
+    **{f"requirements/{extra}.txt": EXTRAS[extra] for extra in EXTRAS},
 }
 
 
@@ -56,7 +56,7 @@ def test_pins_satisfy_the_project(name: str) -> None:
 
 
 def test_docs_and_base_pin_the_same_versions() -> None:
-    docs, base = PINS["requirements-docs.txt"], PINS["requirements.txt"]
+    docs, base = PINS["requirements/docs.txt"], PINS["requirements.txt"]
     assert [name for name in docs.keys() & base.keys() if docs[name] != base[name]] == []
 
 
@@ -66,7 +66,7 @@ def test_unwanted_packages_are_not_pinned(name: str) -> None:
 
 
 def test_no_package_is_pinned_twice() -> None:
-    assert set(PINS["requirements.txt"]) & set(PINS["requirements-cpu.txt"]) == set()
+    assert set(PINS["requirements.txt"]) & set(PINS["requirements/cpu.txt"]) == set()
 
 
 def test_supported_python_versions_agree() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tasks.common.code import ALIASES, installed_version
 
-PINS = ("requirements.txt", "requirements-cpu.txt", "requirements-torchao.txt")
+PINS = ("requirements.txt", "requirements/cpu.txt", "requirements/torchao.txt")
 PIN = re.compile(r"^([\w.-]+)==([^\s+;#]+)", re.MULTILINE)
 
 PACKAGES = {

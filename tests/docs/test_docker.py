@@ -1,5 +1,5 @@
-"""The image, which cannot be built here: files in the Dockerfile exist, commands that can run
-outside of a container do, and .dockerignore excludes the correct files."""
+"""The image, which cannot be built here: files in docker/Dockerfile exist, commands that can run
+outside of a container do, and its .dockerignore excludes the correct files."""
 
 import json
 import re
@@ -17,14 +17,16 @@ from tests.docs.pages import ROOT
 from tests.docs.test_commands import TARGETS, VARIABLES, programs
 from tests.files import copy_project, plant
 
-LINES = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+LINES = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 STEPS = [
     (line.split()[0], line.split(maxsplit=1)[1])
     for line in LINES
     if line and not line.startswith("#")
 ]
 IGNORED = [
-    line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")
+    line
+    for line in (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    if not line.startswith("#")
 ]
 
 
@@ -94,7 +96,7 @@ def test_make_env_needs_only_copied_files(tmp_path: Path) -> None:
         line = ["make", "--dry-run", "env", *variables, f"PYTHON={sys.executable}"]
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        read = re.findall(r"-r <?\(?(?:grep -v '\S+' )?([\w.-]+)|-c ([\w.-]+)", done.stdout)
+        read = re.findall(r"-r <?\(?(?:grep -v '\S+' )?([\w./-]+)|-c ([\w./-]+)", done.stdout)
         files = {name for pair in read for name in pair if name}
         assert "requirements.txt" in files
         assert all((folder / name).is_file() for name in files), files

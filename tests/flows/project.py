@@ -25,7 +25,7 @@ COPIED = (
     ".dvc/.gitignore",
     "data/.gitignore",
     "requirements.txt",
-    "requirements-cpu.txt",
+    "requirements/cpu.txt",
 )
 
 
