@@ -81,7 +81,7 @@ def values_of(root: Root, overrides: list[str]) -> dict[str, Any]:
     """Return a root's complete values with `overrides`, without writing them."""
     if not overrides:
         return root.values
-    _, values = overridden(root.params, overrides)
+    _, values = overridden(root.params.read_text(), root.params.name, overrides)
     return dict(importlib.import_module("tasks.code.effective").complete(values))
 
 

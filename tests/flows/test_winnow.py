@@ -90,7 +90,7 @@ def test_help_lists_every_subcommand_in_its_group(project: Project) -> None:
     found = {title: re.findall(r"^    (\w+) ", text, flags=re.MULTILINE) for title, text in groups}
     assert list(found) == ["start", "run", "look", "share and maintain"]
     assert [name for names in found.values() for name in names] == [*SUBCOMMANDS]
-    assert found["run"] == ["run", "serve", "bench", "eval"]
+    assert found["run"] == ["run", "serve", "bench"]
 
 
 @pytest.mark.parametrize("arguments", [("plan",), ("data",), ("status",), ("run",), ("init",)])
