@@ -27,7 +27,7 @@ from tasks.common.tracking.settings import Tracking
 MD5 = re.compile(r"""md5['"]?: ['"]?([0-9a-f]{32}(\.dir)?)""")  # YAML, or the note of a push
 PUSHED = "pushed"  # the folder of the notes of published policies, in a data root
 OLD = """FROM flow_run WHERE end_time < :before
-    AND flow_id IN (SELECT id FROM flow WHERE name = 'winnow')"""
+    AND flow_id IN (SELECT id FROM flow WHERE name IN (:flow, 'winnow'))"""  # its former name
 IN_RUNS = [  # a run's tasks and states follow the run itself
     f"DELETE FROM {table} WHERE flow_run_id IN (SELECT id {OLD})"  # nosec B608  # of constants
     for table in ("artifact_collection", "artifact", "log")
@@ -162,13 +162,13 @@ def records(chain: list[Root], before: float, policies: Callable[[], set[str]]) 
 
 
 def prefect(before: float) -> Place:
-    """Return the ended runs of this flow in Prefect's database, which all projects of a user share.
+    """Return the ended runs of the project in Prefect's database, which a user's projects share.
     Prefect's own vacuum would remove those of all flows."""
     database, url = server.home() / "prefect.db", server.named_url()
     if url or not database.is_file():
         return Place("prefect", "flow runs" + ": PREFECT_API_URL names a server" * bool(url))
     until = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
-    execute = partial(in_database, database, before=until)
+    execute = partial(in_database, database, before=until, flow=commands.NAME)
     (num,) = execute(f"SELECT count(*) {OLD}")
     return Place(
         "prefect", "flow runs", num, act=lambda: execute(*IN_RUNS, f"DELETE {OLD}", "VACUUM")
