@@ -51,18 +51,22 @@ class StartedStages:
 
 
 def serve_dvc(requests_fd: int, answers_fd: int) -> None:
-    """Run the requested dvc commands until the parent closes the pipe."""
+    """Run the requested dvc commands until the parent closes the pipe. Only a command can be
+    interrupted: between commands and at the exit an interrupt would print a traceback."""
     for descriptor in (requests_fd, answers_fd):
         os.set_inheritable(descriptor, False)
     hide_advice()
     started = StartedStages()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(requests_fd) as requests, os.fdopen(answers_fd, "w") as answers:
         for line in requests:
             request = json.loads(line)
             os.environ.clear()
             os.environ.update(request["environment"])
             os.environ[PARENT] = str(os.getpid())  # parent of the stages, which must not outlive it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             code, output = run_dvc(request["arguments"], quiet=request["stage"] is None)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             answer = {"code": code, "output": output, "started": request["stage"] in started.take()}
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
