@@ -85,6 +85,15 @@ def parser_of(subcommand: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def enter_project(options: argparse.Namespace) -> None:
+    """Change to the project. `run`, `init` and `bench` stay in the current folder, and `bench` and
+    `init DIR` need no project. Raise CommandError as `require_project` does."""
+    if options.subcommand != "bench" and not getattr(options, "folder", None):
+        commands.require_project()
+    if options.subcommand not in ("run", "init", "bench"):
+        os.chdir(commands.ROOT)
+
+
 def main() -> int:
     """Run the command. Return its exit status: 1 for bad input, 130 if interrupted."""
     arguments = sys.argv[1:]
@@ -92,10 +101,7 @@ def main() -> int:
     logs.log_to_terminal()
     ending.interrupt_on_terminate()
     try:
-        if options.subcommand != "bench" and not getattr(options, "folder", None):
-            commands.require_project()
-        if options.subcommand not in ("run", "init", "bench"):  # these stay in the current folder
-            os.chdir(commands.ROOT)
+        enter_project(options)
         return int(options.do(options))
     except REFUSALS as error:
         print(error, file=sys.stderr)

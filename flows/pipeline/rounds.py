@@ -154,11 +154,16 @@ def check_before_waiting(root: Root, request: FlowRequest, experiment: Sequence[
     choose(chosen.recipes, request.recipes, "recipe")
     choose(chosen.seeds, request.seeds, "seed")
     check_starts(values, request.starts)
+    known = stages_of(values)
+    choose(known, request.force, "stage")
+    choose([*known, *(name.partition("@")[0] for name in known)], request.until, "stage")
+
+
+def stages_of(values: dict[str, Any]) -> list[str]:
+    """Return the stages of the experiment: those of dvc.yaml, with a cell's once per cell."""
     stages = params.load(commands.ROOT / "dvc.yaml")["stages"]
     cells = [cell.replace("/", "-") for cell in cells_of(values)]
-    known = [f"{s}@{cell}" if "matrix" in stages[s] else s for s in stages for cell in cells]
-    choose(known, request.force, "stage")
-    choose([*known, *stages], request.until, "stage")
+    return [f"{s}@{cell}" if "matrix" in stages[s] else s for s in stages for cell in cells]
 
 
 def check_starts(values: dict[str, Any], starts: list[str]) -> None:

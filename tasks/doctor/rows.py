@@ -3,6 +3,7 @@ the sources would give. Also the tokens of a prompt."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -29,7 +30,7 @@ TURN_TOKENS = Range(4.0, 16.0, 40.0)  # of a chat template around a prompt
 def expected(values: Mapping[str, Any], layout: Layout) -> tuple[dict[str, Range], list[str]]:
     """Return the number of prompts in each split, and some of the prompts."""
     settings = section(values, "ingest", Ingest)
-    rest, own, texts, prompts = NOTHING, dict[str | None, Range](), list[str](), {}
+    own, texts, prompts = dict[str | None, Range](), list[str](), {}
     for number, source in enumerate(reading.sources(settings.sources)):
         found = UNKNOWN
         with suppress(ParamsError, ArtifactError):  # reported by `places.check_data`
@@ -44,10 +45,14 @@ def expected(values: Mapping[str, Any], layout: Layout) -> tuple[dict[str, Range
             left = zip(rest, prompts[name], strict=True)
             rest = Range(*(max(there - taken, 1.0) for there, taken in left))
         with suppress(OSError, pl.exceptions.PolarsError):
-            table = pl.scan_parquet(layout.prompts(name))
-            num = table.select(pl.len()).collect().item()
-            prompts[name] = exactly(num if wanted is None else min(num, wanted))
+            prompts[name] = exactly(num_written(layout.prompts(name), wanted))
     return prompts, texts
+
+
+def num_written(path: Path, wanted: int | None) -> int:
+    """Return the number of rows that `ingest` wrote into a split's file, at most `wanted`."""
+    num = int(pl.scan_parquet(path).select(pl.len()).collect().item())
+    return num if wanted is None else min(num, wanted)
 
 
 def rows_of(number: int, source: Source, longest: int | None) -> tuple[Range, list[str]]:

@@ -211,16 +211,20 @@ def tested(results: Results) -> Chart:
     words = "test pass@1, 95 % interval"
     variants = {"pass@1": variant(traces, words, "", percent="x", **layout)}
     for other in COMPARISONS:
-        differences = {name: results.summary["recipes"][name]["differences"] for name in colours}
-        traces = [
-            interval(name, colours[name], value[other], 100.0, "+.1f", " points")
-            for name, value in differences.items()
-            if value[other] is not None
-        ]
-        if traces:
+        if traces := over(results, other):
             words = f"points of pass@1 over the {other}, 95 % interval"
             variants[f"over the {other}"] = variant(traces, words, "", **layout)
     return chart("test pass@1 and its paired differences, with 95 % intervals", variants)
+
+
+def over(results: Results, other: str) -> list[Trace]:
+    """Return each recipe's paired difference from `other`, if it was compared with it."""
+    recipes = {name: results.summary["recipes"][name] for name in results.colours}
+    return [
+        interval(name, results.colours[name], found, 100.0, "+.1f", " points")
+        for name, recipe in recipes.items()
+        if (found := recipe["differences"][other]) is not None
+    ]
 
 
 def interval(
