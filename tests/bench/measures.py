@@ -40,7 +40,7 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 52_640, 39_000)
+    yield Measure("product lines", num_lines(product), 52_655, 39_000)
     for folder, limit, aim in (
         ("flows", 4_835, 2_600),
         ("tasks/common", 6_815, 4_200),
