@@ -29,7 +29,6 @@ SUBCOMMANDS = {
     "serve": "run the pipeline on a schedule",
     "bench": "compare recipes at several budgets under equal tuning, by a protocol",
     "status": "show what runs now, since when and how far, or whether all is up to date",
-    "advise": "recommend a recipe, from the profile alone",
     "read": "show rollouts of a recipe, before and after training, or of the profile",
     "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
     "dag": "show the stages as a tree in the terminal",

@@ -21,6 +21,7 @@ from flows.pipeline.stages import CODE, changes_of, explain, forced_of
 from flows.serve import status
 from tasks.common import params
 from tasks.common.config.editing import overridden
+from tasks.common.files import ArtifactError
 from tasks.common.redaction import without_secrets
 
 AFTER = "after "  # prefix of the reason of a stage that only follows others
@@ -72,9 +73,21 @@ def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | 
     said = [f"left out: {', '.join(left_out)}"] if left_out else []
     if stages:
         recipes = list(dict.fromkeys(r for _, r, _ in map(params.coordinates, stages) if r))
-        bought = costs.bought(values, root.layout, recipes, price)
-        return "\n".join([*said, table(root, values, stages, found), bought])
-    return "\n".join([*said, f"nothing to do: all {len(ordered)} stages are up to date"])
+        said.append(table(root, values, stages, found))
+        said.append(costs.bought(values, root.layout, recipes, price))
+    else:
+        said.append(f"nothing to do: all {len(ordered)} stages are up to date")
+    return "\n".join([*said, *([] if "profile" in stages else advice(values, root))])
+
+
+def advice(values: Mapping[str, Any], root: Root) -> list[str]:
+    """Return what the profile alone says about the recipes, as lines; none without a profile."""
+    if not (root.layout.profile / "profile.parquet").exists():
+        return []
+    try:
+        return [*importlib.import_module("tasks.allocate.advice").advise(values, root.layout)]
+    except ArtifactError as error:
+        return [str(error)]
 
 
 def values_of(root: Root, overrides: list[str]) -> dict[str, Any]:

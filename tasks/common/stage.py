@@ -78,6 +78,13 @@ class Stage:
         assert self.seed is not None
         return self.recipe, self.seed
 
+    @property
+    def dvc_locks(self) -> list[Path]:
+        """Return the files in which DVC records this run; none if it runs without DVC."""
+        if "DVC_STAGE" not in os.environ:
+            return []
+        return [Path("dvc.lock"), self.layout.root / "dvc.lock"]
+
     def sections(self, cls: type[T]) -> T:
         return params.sections(self.params, cls)
 

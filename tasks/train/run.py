@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -72,8 +71,6 @@ def main(run: stage.Stage) -> None:
     record_inputs(run, components)
 
     out, key = layout.train(recipe, seed), digest(components)
-    under_dvc = "DVC_STAGE" in os.environ
-    lock_files = [Path("dvc.lock"), layout.root / "dvc.lock"]
     kept = layout.unrecorded(recipe, seed)
     timeout = timedelta(seconds=sections.learner.collective_timeout_seconds)
     trainers: list[Trainer] = []
@@ -85,7 +82,8 @@ def main(run: stage.Stage) -> None:
             stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
             stack.enter_context(held(training_gpus(sections.engine, ranks.size)))
         ranks.wait_for_main()  # rank 0 waits until this run owns its checkpoints, and for GPUs
-        is_whole = under_dvc and ranks.is_main and results.restore(out, kept, key, lock_files)
+        may_restore = ranks.is_main and bool(run.dvc_locks)
+        is_whole = may_restore and results.restore(out, kept, key, run.dvc_locks)
         if any(ranks.all_gather(is_whole)):
             return
         context = RunContext(policy, settings, sections.sampling, ranks, seed)
@@ -104,7 +102,7 @@ def main(run: stage.Stage) -> None:
             return
         check_inputs(run, checkpoints)
         write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
-        if under_dvc:
+        if run.dvc_locks:
             results.keep(out, kept, key)
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))

@@ -1,4 +1,4 @@
-"""Check whether the forecast of `winnow advise` ranks recipes as finished runs do.
+"""Check whether the forecast at the end of `winnow plan` ranks recipes as finished runs do.
 
     python -m tests.bench.advice
 

@@ -43,7 +43,7 @@ def measures(root: Path) -> Iterator[Measure]:
     yield Measure("product lines", num_lines(product), 52_655, 39_000)
     for folder, limit, aim in (
         ("flows", 4_835, 2_600),
-        ("tasks/common", 6_815, 4_200),
+        ("tasks/common", 6_820, 4_200),
         ("tasks/grading", 6_680, 4_800),
         ("tasks/ingest", 3_810, 3_000),
         ("tasks/report", 3_235, 2_500),

@@ -154,9 +154,6 @@ def test_missing_results_are_named(project: Project) -> None:
     output = project.winnow("read", "pods", expect=1)
     assert "runs/pods/0/eval/rollouts.parquet does not exist" in output
     assert "Traceback" not in output
-    (project.root / "data/profile/profile.parquet").unlink(missing_ok=True)
-    output = project.winnow("advise", expect=1)
-    assert "data has no profile yet: create it with `winnow run --until profile`" in output
 
 
 def test_numbers_have_three_digits_and_the_unit_after_rounding() -> None:
