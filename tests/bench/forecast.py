@@ -1,11 +1,11 @@
 """Compare the forecast of `winnow plan` with the seconds that stages take.
 
-    python -m tests.bench.forecast [--runs 3] [--policies embedded llama] [--data data]
+    python -m tests.bench.forecast [--runs 3] [--policies embedded llama] [--prompts 64]
 
 Each run has an empty data root. `embedded` is the default experiment with the prompts and the
-policy of `--data`; `llama` is a random Llama of 23 million parameters with 64 prompts and six
-steps. The stages run as processes of their own, one after another, on a CPU. A line is printed for
-each stage and each state of knowledge: seconds forecast, seconds taken, and the ratio of the
+policy of `--data`; `llama` is a random Llama of 23 million parameters with `--prompts` prompts and
+six steps. The stages run as processes of their own, one after another, on a CPU. A line is printed
+for each stage and each state of knowledge: seconds forecast, seconds taken, and the ratio of the
 larger to the smaller; then the medians. Three runs take about ten minutes on one core."""
 
 import argparse
@@ -36,9 +36,10 @@ from tests.policies import CORPUS, bpe_tokenizer
 
 TRAIN = ("train", "grpo", 0)
 NUM_STEPS = 6
+NUM_HELD_OUT = 16  # prompts of validation, and of test
 
 
-def embedded(folder: Path, data: Path) -> dict[str, Any]:
+def embedded(folder: Path, data: Path, _: int) -> dict[str, Any]:
     """Return the default experiment, with its prompts and policy copied to a new data root."""
     for name in ("prompts", "policy"):
         shutil.copytree(data / name, folder / "data" / name)
@@ -46,8 +47,8 @@ def embedded(folder: Path, data: Path) -> dict[str, Any]:
     return load(PROJECT / "params.yaml")
 
 
-def llama(folder: Path, _: Path) -> dict[str, Any]:
-    """Make the random Llama and 96 rows, and return parameters for them."""
+def llama(folder: Path, _: Path, num_prompts: int) -> dict[str, Any]:
+    """Make the random Llama and rows for `num_prompts` training prompts. Return parameters."""
     tokenizer = bpe_tokenizer(CORPUS)
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -64,7 +65,8 @@ def llama(folder: Path, _: Path) -> dict[str, Any]:
     )
     model.save_pretrained(folder / "llama")
     tokenizer.save_pretrained(folder / "llama")
-    pairs = random.Random(0).sample([(a, b) for a in range(10, 99) for b in range(10, 99)], 96)
+    num = num_prompts + 2 * NUM_HELD_OUT
+    pairs = random.Random(0).sample([(a, b) for a in range(10, 99) for b in range(10, 99)], num)
     question = "Janet has {} apples and buys {} more. How many apples does she have?"
     rows = [{"question": question.format(a, b), "answer": str(a + b)} for a, b in pairs]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -74,7 +76,7 @@ def llama(folder: Path, _: Path) -> dict[str, Any]:
         "policy": {"source": str(folder / "llama")},
         "experiment": {"recipes": ["grpo"], "seeds": [0], "budget": None},
         "ingest": {
-            "splits": {"train": 64, "validation": 16, "test": 16},
+            "splits": {"train": num_prompts, "validation": NUM_HELD_OUT, "test": NUM_HELD_OUT},
             "contamination": {"overlap": None},
             "sources": [{"preset": "mapping", "settings": settings}],
         },
@@ -97,12 +99,14 @@ def seconds_of(folder: Path, name: str) -> float:
     return time.perf_counter() - started
 
 
-def compare(policy: str, data: Path) -> dict[tuple[str, str], tuple[float, float]]:
+def compare(
+    policy: str, data: Path, num_prompts: int
+) -> dict[tuple[str, str], tuple[float, float]]:
     """Return (forecast, taken) seconds by stage and state of knowledge."""
     found: dict[tuple[str, str], tuple[float, float]] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
-        values = {"embedded": embedded, "llama": llama}[policy](folder, data)
+        values = {"embedded": embedded, "llama": llama}[policy](folder, data, num_prompts)
         (folder / "params.yaml").write_text(yaml.safe_dump(values))
         layout, whole = Layout(folder / "data"), complete(values)
 
@@ -132,11 +136,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--policies", nargs="+", default=["embedded", "llama"])
     parser.add_argument("--data", type=Path, default=PROJECT / "data")
+    parser.add_argument("--prompts", type=int, default=64, help="of llama")
     given = parser.parse_args()
     for policy in given.policies:
         runs = defaultdict(list)
         for _ in range(given.runs):
-            for key, pair in compare(policy, given.data).items():
+            for key, pair in compare(policy, given.data, given.prompts).items():
                 runs[key].append(pair)
         for (stage, known), pairs in runs.items():
             for expected, taken in pairs:

@@ -154,7 +154,7 @@ def test_record_contains_no_secret_of_an_address(tmp_path: Path) -> None:
     source = {"path": "https://u:hidden@host/a.jsonl?signature=hidden"}
     tracker.params({"ingest": {"sources": [{"settings": source}]}, "url": "https://h/?k=hidden"})
     tracker.tags({"error": "ArtifactError: https://u:hidden@host/v1 does not answer"})
-    tracker.experiment({"ingest": {"sources": [{"settings": source}]}}, {})
+    tracker.experiment({"ingest": {"sources": [{"settings": source}]}}, {}, "")
     assert len(events) == 3
     assert "hidden" not in str(events)
     assert "https://host/a.jsonl" in str(events)

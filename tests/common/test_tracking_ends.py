@@ -111,7 +111,14 @@ def test_cell_of_a_killed_report_is_closed(layout: Layout, monkeypatch: pytest.M
     monkeypatch.setattr(results, "write_settings", kill)
     monkeypatch.setattr(results, "process_tags", lambda _: {"host": this_host(), "process": "1 1"})
     client = tracking.connect(tracking.address(LOCAL, layout))
-    event = {"kind": "cell", "recipe": "grpo", "seed": 0, "result": "r", "points": []}
+    event = {
+        "kind": "cell",
+        "recipe": "grpo",
+        "seed": 0,
+        "result": "r",
+        "points": [],
+        "datasets": [],
+    }
     with track(LOCAL, layout, "report", None, None):
         experiment = client.get_experiment_by_name("winnow").experiment_id
         parent = runs_of(layout)["report"].data.tags["mlflow.parentRunId"]

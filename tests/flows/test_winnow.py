@@ -113,7 +113,7 @@ def test_folder_that_is_no_project_is_refused(arguments: tuple[str, ...], projec
 
 def test_make_env_says_what_to_do_next(tmp_path: Path) -> None:
     (tmp_path / ".installed-none").touch()
-    command = ["make", "env", f"VENV={tmp_path}", "VLLM=none"]
+    command = ["make", "--no-print-directory", "env", f"VENV={tmp_path}", "VLLM=none"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"source {tmp_path}/bin/activate, then winnow init" in done.stdout.splitlines()[-1]
 

@@ -242,12 +242,12 @@ def test_table_with_an_impossible_number_of_rows_is_damaged(tmp_path: Path) -> N
         list(records(path, "a.parquet"))
 
 
-def test_first_rows_may_lack_a_field(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "num"), [(2, 2), (20, 3)])
+def test_field_that_no_row_of_a_sample_has_is_named(tmp_path: Path, limit: int, num: int) -> None:
     [source] = sources([entry(lines(tmp_path / "a.jsonl", *ROWS), answer="answer")])
-    assert len(list(rows(0, source, None, None, limit=2))) == 2
-    message = "in every one of 3 rows there is no answer field.*the last row is .*gold"
+    message = f"in every one of {num} rows there is no answer field.*the last row is .*gold"
     with pytest.raises(ParamsError, match=message):
-        list(rows(0, source, None, None, limit=20))
+        list(rows(0, source, None, None, limit=limit))
 
 
 @pytest.mark.parametrize(

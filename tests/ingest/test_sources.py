@@ -188,7 +188,7 @@ def test_every_preset_declares_settings_and_one_reader() -> None:
         ({"settings": {"golds": "some"}}, "golds is 'some'; allowed: any, all"),
         ({"settings": {"options": "o", "golds": "any"}}, "has options and golds: .* is letters"),
         ({"settings": {"options": 3}}, "options is 3; give a field, or a list of fields"),
-        ({"settings": {"verifier": {}}}, r"settings.verifier is .* not str"),
+        ({"settings": {"verifier": {}}}, r"settings.verifier is .* not text"),
         ({"verifier": {"column": "a"}}, r"sources\[0\]\.verifier\.values is missing"),
         ({"verifier": 3}, "verifier must be a mapping with the keys column"),
         ({"question": {"between": ["a"]}}, r"question\.between is \['a'\]; give the text before"),
