@@ -152,6 +152,7 @@ def write_end(run: TrackedRun, event: Event) -> None:
 WRITERS: dict[str, Callable[[TrackedRun, Event], None]] = {
     "params": write_params,
     "metrics": write_metrics,
+    "benchmark": write_metrics,  # in pending files of earlier versions
     "tags": write_tags,
     "dataset": write_dataset,
     "output": write_output,

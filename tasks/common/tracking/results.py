@@ -7,12 +7,7 @@ import psutil
 
 from tasks.common.tracking.journal import Event, refused
 from tasks.common.tracking.pipelines import process_tags, round_words
-from tasks.common.tracking.runs import (
-    TrackedRun,
-    find_cell,
-    first_run,
-    link,
-)
+from tasks.common.tracking.runs import TrackedRun, find_cell, first_run, link
 from tasks.common.tracking.writers import (
     logger,
     write_dataset,
