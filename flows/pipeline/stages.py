@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 CODE = "code"  # the stage that digests the code: all others depend on its outputs
 ALWAYS = "always changed"  # dvc's message about that stage in a user's own project
 NO_ROOM = re.compile(rf"^ERROR: .*\[Errno ({'|'.join(map(str, REASONS))})\]")  # dvc's own message
+PAGE_SECONDS = 300.0
 PAGE_SHARE = 0.05  # largest share of the time for the page of an unfinished report
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
 
@@ -149,11 +150,20 @@ class Stages:
         command = [sys.executable, "-m", "tasks.report", *places, "--cells"]
         ended = [params.coordinates(stage) for stage in cells if stage not in waiting]
         command += [f"{recipe}/{seed}" for _, recipe, seed in ended]
-        environ = commands.environment()
-        done = subprocess.run(command, cwd=commands.ROOT, env=environ, capture_output=True)
+        try:
+            done = subprocess.run(
+                command,
+                cwd=commands.ROOT,
+                env=commands.environment(),
+                capture_output=True,
+                timeout=PAGE_SECONDS,
+            )
+            why = done.stderr.decode(errors="replace")[-500:] if done.returncode else ""
+        except (OSError, subprocess.SubprocessError) as error:
+            why = str(error)
         self.page_due = time.monotonic() + (time.monotonic() - started) / PAGE_SHARE
-        if done.returncode:
-            logger.warning("the report's page was not written: %s", done.stderr.decode()[-500:])
+        if why:
+            logger.warning("the report's page was not written: %s", why)
 
     def print_line(self, stage: str, what: str, why: str = "") -> None:
         place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"

@@ -135,6 +135,10 @@ def test_cells_run_one_after_the_other() -> None:
     assert selection.order(needs) == ["profile", *cells, "report"]
 
 
+def no_memory(*_: Any, **__: Any) -> None:
+    raise OSError("no memory")
+
+
 @pytest.mark.parametrize(
     ("outcomes", "changed", "cells"),
     [
@@ -174,6 +178,10 @@ def test_the_page_is_written_of_the_cells_that_have_ended(
     found.page_due = float("inf")
     found.write_page()
     assert len(calls) == bool(cells)
+    found.page_due = 0.0
+    monkeypatch.setattr("flows.pipeline.stages.subprocess.run", no_memory)
+    found.write_page()
+    assert ("page was not written: no memory" in caplog.text) == bool(cells)
 
 
 @pytest.mark.parametrize(
