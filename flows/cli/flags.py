@@ -6,8 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from flows.pipeline.request import FlowRequest
 from flows.pipeline.roots import MAIN
-from flows.pipeline.rounds import FlowRequest
 from tasks.common import params
 from tasks.common.redaction import has_credentials
 
@@ -67,15 +67,11 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     values = "values of params.yaml for this time only: train.learning_rate=1e-4"
     add_several(parser, "--set", dest="overrides", metavar="KEY=VALUE", help=values)
     add_root(parser)
-    rounds = "number of rounds; a later one starts from the champion"
-    parser.add_argument("--rounds", type=count(1), default=1, metavar="N", help=rounds)
 
 
 def add_run(parser: argparse.ArgumentParser, concurrency: int, retries: int) -> None:
     """Add the flags of a command that runs stages. `concurrency` and `retries` are defaults."""
     add_request(parser)
-    starts = "start of the second, third, ... round instead of the champion"
-    add_several(parser, "--from", dest="starts", metavar="RECIPE/SEED", help=starts)
     for flag, least, default, text in (
         ("--concurrency", 1, concurrency, "stages that may run at the same time"),
         ("--retries", 0, retries, "retries of a failed stage"),

@@ -1,10 +1,8 @@
 """winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
-It runs nothing, also with --set. It writes only the files that define a later round, once no other
-flow is running.
+It runs and writes nothing, also with --set.
 
 The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
-to date; a later round may start from another policy, once the round before it has run. The costs
-are intervals; the source of the rates is below the table."""
+to date. The costs are intervals; the source of the rates is below the table."""
 
 import argparse
 import hashlib
@@ -14,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.cli import costs, flags
-from flows.pipeline import commands, lock, reasons, roots, rounds, selection
+from flows.pipeline import commands, lock, reasons, roots, selection
+from flows.pipeline.request import FlowRequest
 from flows.pipeline.roots import Root
-from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.stages import CODE, changes_of, explain, forced_of
 from flows.serve import status
 from tasks.common import params
@@ -35,35 +33,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the plan of each data root, up to the first that has never run."""
+    """Print the plan of a data root."""
     request = flags.request_of(options)
-    request.check()
+    root = roots.existing(request.data)
     if text := status.now():
         raise commands.CommandError(f"{text}\nDVC cannot examine the stages before it ends")
-    first, *later = request.chain
-    roots.existing(first.folder)
     with commands.Dvc() as dvc:
-        for root in request.chain:
-            if not (commands.ROOT / root.pipeline).exists():
-                print(f"{root.folder}: never run; all stages would run after the round before it")
-                return 0
-            planned = plan_of(dvc, root, request, options.price)
-            if later:
-                source = values_of(root, request.overrides)["policy"]["source"]
-                print(f"{root.folder}, from {source}:")
-            print(planned)
+        print(plan_of(dvc, root, request, options.price))
     return 0
 
 
 def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | None) -> str:
     """Return a root's plan as text. Raise ParamsError if `costs.bought` does."""
-    if root.number > 1:
-        with rounds.locked():
-            roots.refresh(root)
     values = values_of(root, request.overrides)
     needs = with_cells(roots.own_needs(root, dvc.graph()), values["experiment"])
     changed = changes_of(dvc, root, root.pipeline)
-    forced = forced_of(root, needs, request.force)
+    forced = forced_of(needs, request.force)
     found = why(root, needs, changed, cells_of(values), forced)
     if request.overrides:
         found = {CODE: without_secrets(f"--set {' '.join(request.overrides)}")} | found

@@ -9,13 +9,12 @@ has to run, no server is started."""
 
 import argparse
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from itertools import chain
 
 from flows.cli import flags
-from flows.pipeline import rounds, summary
+from flows.pipeline import summary
+from flows.pipeline.request import FlowRequest, opened
 from flows.pipeline.stages import Stages
 from flows.serve import server
 from tasks.common.params import ParamsError
@@ -32,44 +31,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Find the stale stages and run them. Return 0, or 1 if a stage failed. If every root is up to
-    date, Prefect is used only if PREFECT_API_URL names a server that responds."""
-    seen: list[Stages] = []
+    """Find the stale stages and run them. Return 0, or 1 if a stage failed. If all are up to date,
+    Prefect is used only if PREFECT_API_URL names a server that responds."""
     request, experiment = flags.request_of(options), []
     if options.experiment:
         if not request.recipes:
             raise ParamsError("--experiment needs recipes, or `all`")
         request, experiment = replace(request, recipes=[]), request.recipes
-    with rounds.opened(request, experiment) as found:
-        found = noted(found, seen)
-        for stages in found:
-            if not stages.idle:
-                break
+    with opened(request, experiment) as stages:
+        if stages.left_out:
+            print(summary.left_out(stages), flush=True)
         place = summary.prefect_place()
         named = server.named_url()
-        if not seen[-1].idle or (named and server.answers(named)):
-            failure = run_flow(chain(list(seen), found), request)
+        if not stages.idle or (named and server.answers(named)):
+            failure = run_flow(stages, request)
             if failure:
                 print(summary.failed(failure), file=sys.stderr)
                 return 1
-        print(f"{summary.conclusion(seen)}\n", flush=True)
-    last = seen[-1]
-    shown = summary.places(last.root, is_stale="report" in last.left_out)
+        print(f"{summary.conclusion(stages)}\n", flush=True)
+    shown = summary.places(stages.root, is_stale="report" in stages.left_out)
     print(f"{shown}\nPrefect   {place}", flush=True)
     return 0
 
 
-def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
-    """Yield each Stages, after appending it to `seen` and printing which stages it leaves out."""
-    for stages in found:
-        seen.append(stages)
-        if stages.left_out:
-            print(summary.left_out(stages), flush=True)
-        yield stages
-
-
-def run_flow(found: Iterator[Stages], request: rounds.FlowRequest) -> str:
-    """Run the flow over the stages of each root. Return its error message, or an empty string;
+def run_flow(stages: Stages, request: FlowRequest) -> str:
+    """Run the flow over the stages. Return its error message, or an empty string;
     raise KeyboardInterrupt if interrupted. Import Prefect only here: that takes two seconds."""
     from httpx import HTTPError
     from prefect.exceptions import TerminationSignal
@@ -79,7 +65,7 @@ def run_flow(found: Iterator[Stages], request: rounds.FlowRequest) -> str:
 
     try:
         server.provide()
-        flow = flow_over(lambda _: nullcontext(found))
+        flow = flow_over(lambda _: nullcontext(stages))
         shown = list(map(without_secrets, request.overrides))  # Prefect only records them
         flow(**asdict(replace(request, overrides=shown)))
     except (PipelineError, server.ServerError) as error:

@@ -6,7 +6,7 @@ run. A failed stage blocks the stages that need it; the others continue.
 Importing Prefect takes two seconds, so `flows.cli.run` imports this module only if there is
 something to run or to record."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
@@ -22,19 +22,17 @@ from flows.pipeline import (
     crashes,
     overrides,
     records,
-    rounds,
     selection,
     side_by_side,
     summary,
 )
+from flows.pipeline.request import FlowRequest, opened
 from flows.pipeline.roots import MAIN
-from flows.pipeline.rounds import FlowRequest
 from flows.pipeline.stages import Stages, code_version
 
 logs.log_to_terminal()  # after Prefect's import, which silences the root logger
 
 OverrideText = Annotated[str, Field(pattern=r"^([^=\s]+=|~[^=\s]+$)")]
-StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
 
 
 class PipelineError(RuntimeError):
@@ -115,41 +113,30 @@ def print_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
         stages.print_line(stage, "FAILED", str(states[stage].message).partition("\n")[0])
 
 
-def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
+def run_root(stages: Stages, request: FlowRequest) -> dict[str, str]:
     """Run all stages, with an MLflow record if any is stale. Return the names of the final states,
-    keyed by title. Raise PipelineError if a stage failed."""
-    if len(stages.stale) > 1:  # a fork saves no import time for one stage
-        stages.dvc.fork_stages()
-    with nullcontext() if stages.idle else summary.recorded(stages):
-        states = run_all(stages, retries, 1 if stages.idle else concurrency)
-        failed = [stage for stage in stages.ordered if states[stage].is_failed()]
-        if failed:
-            titles = ", ".join(map(stages.root.titled, failed))
-            raise PipelineError(f"failed: {titles}; {summary.conclusion([stages])}")
+    keyed by title. The flow run is named after the request, and after what may run, at the end what
+    ran. Raise PipelineError if a stage failed."""
+    forecast = records.forecast_of(stages)
+    records.attempt(lambda: records.name_run(request.title, forecast))
+    try:
+        if len(stages.stale) > 1:  # a fork saves no import time for one stage
+            stages.dvc.fork_stages()
+        with nullcontext() if stages.idle else summary.recorded(stages):
+            states = run_all(stages, request.retries, 1 if stages.idle else request.concurrency)
+            failed = [stage for stage in stages.ordered if states[stage].is_failed()]
+            if failed:
+                titles = ", ".join(map(stages.root.titled, failed))
+                raise PipelineError(f"failed: {titles}; {summary.conclusion(stages)}")
+    finally:
+        records.attempt(lambda: records.name_run(request.title, summary.conclusion(stages)))
     return {stages.root.titled(stage): str(states[stage].name) for stage in stages.ordered}
 
 
-def run_roots(found: Iterator[Stages], request: FlowRequest) -> dict[str, str]:
-    """Run the roots one after the other and return all their states, as `run_root` does. The flow
-    run is named after the request, and after what its current root may run, at the end what ran."""
-    states: dict[str, str] = {}
-    seen: list[Stages] = []
-    try:
-        for stages in found:
-            seen.append(stages)
-            what = records.forecast_of(stages)
-            records.attempt(lambda: records.name_run(request.title, what))  # noqa: B023
-            states |= run_root(stages, request.retries, request.concurrency)
-    finally:
-        if seen:
-            records.attempt(lambda: records.name_run(request.title, summary.conclusion(seen)))
-    return states
-
-
 def flow_over(
-    find_stages: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
+    find_stages: Callable[[FlowRequest], AbstractContextManager[Stages]],
 ) -> Flow[Any, dict[str, str]]:
-    """Return the flow, which runs the stages of each data root that `find_stages` yields."""
+    """Return the flow, which runs the stages that `find_stages` yields."""
 
     def winnow(
         recipes: list[str] | None = None,
@@ -159,8 +146,6 @@ def flow_over(
         overrides: list[OverrideText] | None = None,
         concurrency: Annotated[int, Field(ge=1)] = 1,
         data: str = MAIN,
-        rounds: Annotated[int, Field(ge=1)] = 1,
-        starts: list[StartText] | None = None,
         until: list[str] | None = None,
     ) -> dict[str, str]:
         """Bring the experiment up to date; returns the name of every stage's final state.
@@ -175,11 +160,7 @@ def flow_over(
                 KEY=VALUE: `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
             concurrency: The maximum number of independent stages that run side by side.
             data: The data root: a folder at the top of the project. A new one gets a copy of
-                params.yaml, for you to edit; `data/rounds/2` selects only that later round.
-            rounds: The number of rounds of profiling and training. A later round starts from a
-                policy of the round before it; its folder is `rounds/N` below the data root.
-            starts: The start of each round after the first: `champion` (the default), or
-                RECIPE/SEED of the round before it.
+                params.yaml, for you to edit.
             until: Only these stages, and what they need: `profile`, `train`, `train@grpo-0`.
         """
         request = FlowRequest(
@@ -188,16 +169,14 @@ def flow_over(
             force or [],
             overrides or [],
             data,
-            rounds,
-            starts or [],
             concurrency,
             retries,
             until or [],
         )
         with crashes.noticed():
             records.attempt(crashes.mark)
-            with find_stages(request) as found:
-                return run_roots(found, request)
+            with find_stages(request) as stages:
+                return run_root(stages, request)
 
     return Flow(
         winnow,
@@ -208,10 +187,10 @@ def flow_over(
     )
 
 
-def stages_of_api_request(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
-    """Return `rounds.opened` for an API request. Raise ParamsError for forbidden overrides."""
+def stages_of_api_request(request: FlowRequest) -> AbstractContextManager[Stages]:
+    """Return `opened` for an API request. Raise ParamsError for forbidden overrides."""
     overrides.check_remote(request.overrides)
-    return rounds.opened(request)
+    return opened(request)
 
 
 pipeline = flow_over(stages_of_api_request)

@@ -54,7 +54,7 @@ def refused(said: str) -> list[str]:
 def broken(root: Path) -> list[str]:
     """Return messages about the unreadable dvc.lock files of a project's data roots."""
     found = []
-    for pattern in ("dvc.lock", "*/dvc.lock", "*/rounds/*/dvc.lock"):
+    for pattern in ("dvc.lock", "*/dvc.lock"):
         for path in sorted(root.glob(pattern)):
             try:
                 read(path)

@@ -22,25 +22,19 @@ MAX_FILES = 5
 
 
 def explain(
-    stage: str,
-    changes: list[Any],
-    lock: Mapping[str, Any],
-    root: Path,
-    data: str = "data",
-    made: Iterable[Mapping[str, Any]] = (),
+    stage: str, changes: list[Any], lock: Mapping[str, Any], root: Path, data: str = "data"
 ) -> list[str]:
     """Return one phrase per difference between now and the last run of `stage`. `root` is the
-    project, `data` its data root; `made` has earlier rounds' lock entries, to look up inputs."""
+    project, `data` its data root."""
     if stage not in lock:
         return ["never run"]
-    entries = [*made, *lock.values()]
     phrases: list[str] = []
     for change in changes:
         if isinstance(change, str):
             phrases.append(change.removeprefix("changed ") + " changed")
         else:
             deps = change.get("changed deps", {})
-            phrases += explain_deps(deps, lock[stage], entries, root, f"{data}/code/")
+            phrases += explain_deps(deps, lock[stage], lock.values(), root, f"{data}/code/")
             phrases += explain_outs(change.get("changed outs", {}))
     return phrases
 

@@ -193,5 +193,5 @@ def leaderboard(text: str, root: Root) -> None:
     report = (root.layout.report / "index.html").resolve()
     artifacts.create_markdown_artifact(
         f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n",
-        key=key(f"leaderboard {root.name}"),
+        key=key(root.titled("leaderboard")),
     )

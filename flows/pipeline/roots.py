@@ -2,9 +2,8 @@
 `dvc.yaml`, `dvc.lock` and `params.yaml`.
 
 The root `data` has its three files at the top of the project. Any other folder becomes a root when
-it is first named: its `dvc.yaml` is derived from the project's file, and `params.yaml` is a copy
-for the user to edit. A later round of a root is the root `rounds/N` below it; its parameters are
-derived from the first round's, with another initial policy (see `tasks.common.config.derived`)."""
+it is first named: its `dvc.yaml` is derived from the project's file (see
+`tasks.common.config.derived`), and `params.yaml` is a copy for the user to edit."""
 
 import importlib
 import os
@@ -17,40 +16,24 @@ from typing import Any
 from flows.pipeline import commands
 from tasks.common import params
 from tasks.common.config import derived
-from tasks.common.files import temporary_folder, write_text
+from tasks.common.files import write_text
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
 MAIN = derived.MAIN
-ROUND = re.compile(r"(?P<first>.+)/rounds/(?P<number>[1-9]\d*)")
 NAME = re.compile(r"\w[\w.-]*")
 MARKS = ("dvc.yaml", "params.yaml", "prompts")  # a folder with one of them is a data root
 
 
 @dataclass(frozen=True)
 class Root:
-    """The data root of a round. `number` counts from 1; `first` is the first round's folder."""
+    """A data root, by its folder's name."""
 
-    first: str = MAIN
-    number: int = 1
-
-    @property
-    def folder(self) -> str:
-        return self.first if self.number == 1 else f"{self.first}/rounds/{self.number}"
-
-    @property
-    def name(self) -> str:
-        """Return the prefix of stage titles, such as `other, round 2`; empty for `data` itself."""
-        words = [] if self.first == MAIN else [self.first]
-        return ", ".join(words + ([f"round {self.number}"] if self.number > 1 else []))
+    folder: str = MAIN
 
     @property
     def is_main(self) -> bool:
         return self.folder == MAIN
-
-    @property
-    def earlier(self) -> list["Root"]:
-        return [Root(self.first, number) for number in range(1, self.number)]
 
     @property
     def layout(self) -> Layout:
@@ -84,12 +67,12 @@ class Root:
         return commands.ROOT / name if self.is_main else commands.ROOT / self.folder / name
 
     def address(self, stage: str) -> str:
-        """Return a stage as dvc names it: `data/rounds/2/dvc.yaml:profile`."""
+        """Return a stage as dvc names it: `other/dvc.yaml:profile`."""
         return stage if self.is_main else f"{self.pipeline}:{stage}"
 
     def titled(self, stage: str) -> str:
-        """Return a stage as shown to the user: `round 2: profile`."""
-        return f"{self.name}: {stage}" if self.name else stage
+        """Return a stage as shown to the user: `other: profile`, or `profile` of `data`."""
+        return stage if self.is_main else f"{self.folder}: {stage}"
 
     def own(self, addresses: Iterable[str]) -> dict[str, str]:
         """Return the plain stage name for each of the `addresses` that is in this root."""
@@ -102,16 +85,13 @@ class Root:
 
 
 def root_of(folder: str) -> Root:
-    """Return the root at a top-level folder or a round of one; else raise ParamsError."""
+    """Return the root at a top-level folder; else raise ParamsError."""
     path = PurePosixPath(os.path.normpath(folder)).as_posix()
-    match = ROUND.fullmatch(path)
-    root = Root(match["first"], int(match["number"])) if match else Root(path)
-    if not NAME.fullmatch(root.first):
+    if not NAME.fullmatch(path):
         raise ParamsError(
-            f"--data {folder}: a data root is a folder at the top of the project, or a "
-            f"round of one: {MAIN}, other, {MAIN}/rounds/2"
+            f"--data {folder}: a data root is a folder at the top of the project: {MAIN}, other"
         )
-    return root
+    return Root(path)
 
 
 def existing(folder: str) -> Root:
@@ -125,16 +105,12 @@ def existing(folder: str) -> Root:
 
 def every() -> list[Root]:
     """Return all data roots of the project, `data` first."""
-    files = commands.ROOT.glob("*/dvc.yaml"), commands.ROOT.glob("*/rounds/*/dvc.yaml")
-    found = sorted(
-        path.parent.relative_to(commands.ROOT).as_posix() for kind in files for path in kind
-    )
-    return [Root(), *map(root_of, found)]
+    return [Root(), *(Root(path.parent.name) for path in sorted(commands.ROOT.glob("*/dvc.yaml")))]
 
 
-def prepare_first(root: Root) -> None:
-    """Write the missing or outdated files of a root that is not a later round; its parameters are
-    copied only once. Raise ParamsError if it is a file, or has files but none of MARKS."""
+def prepare(root: Root) -> None:
+    """Write the missing or outdated files of a root; its parameters are copied only once. Raise
+    ParamsError if it is a file, or has files but none of MARKS."""
     if root.is_main:
         path = root.file("dvc.yaml")
         if path.read_text().startswith(derived.OWN):
@@ -148,45 +124,15 @@ def prepare_first(root: Root) -> None:
     if not root.params.exists():
         params.load(commands.ROOT / "params.yaml")  # refuses to copy a password
         write(root.params, (commands.ROOT / "params.yaml").read_text())
-    write_pipeline(root, None)
-
-
-def prepare_round(root: Root, policy: str) -> None:
-    """Write the files of a later round that starts from the policy in the folder `policy`."""
-    first = Root(root.first)
-    write(root.params, derived.parameters(first.params, first.folder, policy))
-    link(root.layout.root / "prompts", f"{'../' * 2}prompts")
-    earlier = tuple(other.folder for other in root.earlier)
-    write_pipeline(root, derived.Round(earlier, policy))
-
-
-def refresh(root: Root) -> None:
-    """Bring the files of an existing later round up to date; its initial policy stays the same."""
-    if root.params.exists():
-        prepare_round(root, str(params.load(root.params)["policy"]["source"]))
-
-
-def write_pipeline(root: Root, later: derived.Round | None) -> None:
     text = (commands.ROOT / "dvc.yaml").read_text()
-    write(root.layout.root / ".gitignore", derived.IGNORED)
-    write(root.file("dvc.yaml"), derived.pipeline(text, root.folder, later))
+    write(folder / ".gitignore", derived.IGNORED)
+    write(root.file("dvc.yaml"), derived.pipeline(text, root.folder))
 
 
 def write(path: Path, text: str) -> None:
     """Write a file atomically, unless it contains this text already."""
     if not path.exists() or path.read_text() != text:
         write_text(path, text)
-
-
-def link(path: Path, target: str) -> None:
-    """Make `path` a symbolic link to `target`, atomically. Raise ParamsError if a file is there."""
-    if path.is_symlink() and os.readlink(path) == target:
-        return
-    if path.exists() and not path.is_symlink():
-        raise ParamsError(f"{path} exists: move it; a later round links to the first one's prompts")
-    with temporary_folder(path.parent, path.name) as temporary:
-        os.symlink(target, temporary / path.name)
-        os.replace(temporary / path.name, path)
 
 
 def own_needs(root: Root, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:

@@ -50,7 +50,7 @@ class Stages:
         """Read the graph from DVC, update the code digests if the code changed, and then read all
         changes from DVC, once."""
         needs = roots.own_needs(root, dvc.graph())
-        forced = forced_of(root, needs, request.force)
+        forced = forced_of(needs, request.force)
         code_reason = digest_code(dvc, root, CODE in forced)
         changed, forced = changes_of(dvc, root, root.pipeline), forced - {CODE}
         chosen = request.recipes, request.seeds, forced, request.until
@@ -171,11 +171,10 @@ class Stages:
         print(f"{said}\n", end="", flush=True)  # in one piece, since several threads print
 
 
-def forced_of(root: Root, needs: Mapping[str, set[str]], force: list[str]) -> set[str]:
-    """Return the stages of the root that run although nothing changed. A later round lacks the
-    stage `ingest` of the first round. Raise SelectionError for an unknown name."""
-    known = [*needs, "ingest"] if root.number > 1 else needs
-    return selection.choose(known, force, "stage") & set(needs) if force else set()
+def forced_of(needs: Mapping[str, set[str]], force: list[str]) -> set[str]:
+    """Return the stages that run although nothing changed. Raise SelectionError for an unknown
+    name."""
+    return selection.choose(needs, force, "stage") if force else set()
 
 
 def changes_of(dvc: commands.Dvc, root: Root, target: str) -> dict[str, list[Any]]:
@@ -231,12 +230,10 @@ def moved_versions(root: Root) -> list[str]:
 
 
 def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
-    """Return why a stage of the root is out of date, a phrase per reason. Inputs made in earlier
-    rounds are in the dvc.lock of those rounds."""
+    """Return why a stage of the root is out of date, a phrase per reason."""
     with commands.whole_lock():
         entries = lock.read(root.lock)
-        made = [entry for other in root.earlier for entry in lock.read(other.lock).values()]
-    return reasons.explain(stage, changes, entries, commands.ROOT, root.folder, made)
+    return reasons.explain(stage, changes, entries, commands.ROOT, root.folder)
 
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:

@@ -3,11 +3,11 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 
 from flows.pipeline import commands
-from flows.pipeline.roots import MAIN, Root
+from flows.pipeline.roots import Root
 from flows.pipeline.stages import Stages
 from flows.serve import server
 from tasks.common import params
@@ -39,16 +39,14 @@ def recorded(stages: Stages) -> Iterator[None]:
                 tracking.end_pipeline(settings, stages.root.layout, identity, status, cached)
 
 
-def conclusion(examined: Sequence[Stages]) -> str:
-    number = sum(len(stages.ordered) for stages in examined)
-    of = f" of {len(examined)} rounds" if len(examined) > 1 else ""
-    if all(stages.idle for stages in examined):
-        return f"nothing to do: all {number} stages{of} are up to date"
-    outcomes = [outcome for stages in examined for outcome in stages.outcomes.values()]
+def conclusion(stages: Stages) -> str:
+    number, outcomes = len(stages.ordered), list(stages.outcomes.values())
+    if stages.idle:
+        return f"nothing to do: all {number} stages are up to date"
     counts = [(name, outcomes.count(name)) for name in ("Ran", "Restored", "Cached", "Failed")]
     not_run = number - len(outcomes)
     words = [f"{count} {name.lower()}" for name, count in [*counts, ("not run", not_run)] if count]
-    return f"{number} stages{of}: {', '.join(words)}" + "".join(map(success_words, examined))
+    return f"{number} stages: {', '.join(words)}{success_words(stages)}"
 
 
 def success_words(stages: Stages) -> str:
@@ -75,7 +73,7 @@ def places(root: Root, *, is_stale: bool = False) -> str:
     database = os.path.relpath(layout.tracking / "mlflow.db")
     uri = (params.load(root.params).get("tracking") or {}).get("uri") or f"sqlite:///{database}"
     pages = f"{own_command()} ui    then http://127.0.0.1:5000 (it reads {uri})"
-    if root.first != MAIN:  # which `winnow ui` does not read
+    if not root.is_main:  # which `winnow ui` does not read
         pages = f"{own_command('mlflow')} ui --backend-store-uri {uri}"
     stale = "stale: this leaderboard is of an earlier run; a new one needs all cells\n"
     return "\n".join(

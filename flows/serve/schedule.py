@@ -39,7 +39,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import HEARTBEAT_SECONDS
 from flows.cli import flags
-from flows.pipeline import commands, crashes, overrides, records, summary
+from flows.pipeline import commands, crashes, overrides, records, roots, summary
 from flows.pipeline.flow import pipeline
 from flows.serve import server
 
@@ -85,7 +85,6 @@ def cron(text: str) -> str:
 async def serve(options: argparse.Namespace) -> None:
     """Register the deployment, and start due runs until interrupted or terminated."""
     request, name = flags.request_of(options), f"{pipeline.name}/{DEPLOYMENT}"
-    is_later = request.chain[0].number > 1  # it has the prompts of the first round
     runner = Served(
         name=DEPLOYMENT, limit=1, pause_on_shutdown=False, heartbeat_seconds=HEARTBEAT_SECONDS
     )
@@ -98,10 +97,7 @@ async def serve(options: argparse.Namespace) -> None:
         concurrency_limit=ConcurrencyLimitConfig(
             limit=1, collision_strategy=ConcurrencyLimitStrategy.ENQUEUE
         ),
-        parameters={
-            **asdict(request),
-            "force": request.force or ([] if is_later else ["ingest"]),
-        },
+        parameters={**asdict(request), "force": request.force or ["ingest"]},
     )
     signal.signal(signal.SIGINT, runner.handle_sigterm)
     command = shlex.join(["prefect", "deployment", "run", name])
@@ -148,7 +144,7 @@ def watch_heartbeats() -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted. Return 1 if the server fails."""
     overrides.check_remote(options.overrides)
-    flags.request_of(options).check()
+    roots.root_of(options.data)
     with ExitStack() as stack:
         pages = f"http://{server.HOST}:{options.prefect_port}/api"  # of `winnow ui`
         if not PREFECT_API_URL.value() and server.status(pages, "health") == 200:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from tabulate import tabulate
 
 from flows.cli import flags
-from flows.pipeline import commands, rounds
+from flows.pipeline import commands, request
 from flows.serve import status
 from flows.upkeep import places
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 def alone() -> Iterator[None]:
     """Keep flows and dvc from starting during the block. Raise CommandError if a dvc runs a stage:
     it notes its process and releases its lock meanwhile."""
-    with rounds.locked(), commands.whole_lock():
+    with request.locked(), commands.whole_lock():
         for pid in status.of_dvc():
             raise commands.CommandError(f"dvc runs a stage (process {pid}): wait for its end")
         yield

@@ -25,6 +25,11 @@ from tasks.common.tracking import cleaning, journal, pipelines
 from tasks.common.tracking.settings import Tracking
 
 MD5 = re.compile(r"""md5['"]?: ['"]?([0-9a-f]{32}(\.dir)?)""")  # YAML, or the note of a push
+CARDS = (  # of the policies whose rollouts stay; `rounds` is of versions before 0.2
+    "policy.json",
+    "runs/*/*/train/policy.json",
+    "rounds/*/runs/*/*/train/policy.json",
+)
 PUSHED = "pushed"  # the folder of the notes of published policies, in a data root
 OLD = """FROM flow_run WHERE end_time < :before
     AND flow_id IN (SELECT id FROM flow WHERE name IN (:flow, 'winnow'))"""  # its former name
@@ -75,13 +80,13 @@ def examine(before: float) -> Iterator[Place]:
 
     @cache
     def policies() -> set[str]:
-        cards = map(read_json, paths("policy.json", "runs/*/*/train/policy.json"))
+        cards = map(read_json, paths(*CARDS))
         return {*(card["digest"] for card in cards), *(note["policy"] for note in pushed)}
 
     pushed = [read_json(path) for path in paths(f"{PUSHED}/*.json")]
     yield from caches(before, str(pushed))
-    for first in [root for root in every if root.number == 1]:
-        yield records([root for root in every if root.first == first.first], before, policies)
+    for root in every:
+        yield records(root, before, policies)
     yield prefect(before)
     runs = paths("checkpoints/*", "checkpoints/finished/*/*")
     yield of_paths("checkpoints", "trainings", [p for p in runs if p.name != "finished"], before)
@@ -142,15 +147,14 @@ def in_git() -> str:
     return git("grep", "-hoE", MD5.pattern, *commits, "--", *files) if commits else ""
 
 
-def records(chain: list[Root], before: float, policies: Callable[[], set[str]]) -> Place:
-    """Return MLflow's record of a data root and its later rounds."""
-    settings = params.section(params.load(chain[0].params), "tracking", Tracking)
-    database = chain[0].layout.tracking / "mlflow.db"
+def records(root: Root, before: float, policies: Callable[[], set[str]]) -> Place:
+    """Return MLflow's record of a data root."""
+    settings = params.section(params.load(root.params), "tracking", Tracking)
+    database = root.layout.tracking / "mlflow.db"
     if settings.uri or not database.is_file():
         return Place("tracking", "runs" + ": tracking.uri names another place" * bool(settings.uri))
     current = {
         (journal.key_of(root.layout.root, path), digest_file(path))
-        for root in chain
         for stage in lock.read(root.lock)
         for path in pipelines.outputs(root.layout, *params.coordinates(stage))
     }

@@ -12,7 +12,7 @@ import yaml
 def how_to_restore(path: Path) -> str:
     """Return how to restore a damaged output of the pipeline: a sentence that begins with a capital
     letter and has no full stop."""
-    place = path.parent.resolve() / path.name  # resolves links to a round's prompts
+    place = path.parent.resolve() / path.name
     project = next((f for f in place.parents if (f / ".dvc").is_dir()), Path("/"))
     found = recorded(place, project)
     if found is None:

@@ -5,8 +5,7 @@ pipeline.
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
 `policy/` contains the whole policy if it was made here. For an external policy, it contains only
-configuration and tokenizer: the weights stay at `location`, and are only read to check them. With
-`--copy`, as in later rounds, it contains the weights as well."""
+configuration and tokenizer: the weights stay at `location`, and are only read to check them."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from tasks.common.files import ArtifactError, follow_folder, sync_folder, tempor
 from tasks.common.progress import progress
 from tasks.models.folder import (
     DATA_FILES,
-    POLICY_FILES,
     as_mapping,
     check_folder,
     loading,
@@ -53,16 +51,13 @@ def write_own(
 
 
 def write_external(
-    source: str, location: Path, trust_remote_code: bool, folder: Path, *, copy: bool = False
+    source: str, location: Path, trust_remote_code: bool, folder: Path
 ) -> dict[str, Any]:
-    """Check the policy at `location`, and copy the files that describe it to `folder`. With `copy`,
-    also copy the weights: the policy in `folder` is then complete. Return its card."""
+    """Check the policy at `location`, and copy the files that describe it to `folder`. Return its
+    card."""
     described = checked(location, trust_remote_code)
-    patterns = {*POLICY_FILES} if copy else {*DATA_FILES} - {"*.safetensors"}
     with whole_folder(folder) as temporary:
-        copy_files(patterns, location, temporary)
-    if copy:
-        return card(source, None, policy_digest(folder), trust_remote_code, described)
+        copy_files({*DATA_FILES} - {"*.safetensors"}, location, temporary)
     return card(source, str(location), policy_digest(location), trust_remote_code, described)
 
 

@@ -28,7 +28,7 @@ def main(stage: Stage) -> None:
     is_made = settings.source == "tiny"
     device = torch_device(settings.tiny.training.device if is_made else "cpu")
     with held(first_gpus(device, 1)):
-        card = provide(settings, stage.layout, copy=stage.options.copy, every_seconds=every_seconds)
+        card = provide(settings, stage.layout, every_seconds=every_seconds)
     stage.tracker.params({"policy": asdict(settings)})
     stage.tracker.model("policy", Path(card["location"] or stage.layout.policy), card["digest"])
     logger.info(
@@ -36,13 +36,10 @@ def main(stage: Stage) -> None:
     )
 
 
-def provide(
-    settings: Policy, layout: Layout, *, copy: bool = False, every_seconds: float = math.inf
-) -> dict[str, Any]:
+def provide(settings: Policy, layout: Layout, *, every_seconds: float = math.inf) -> dict[str, Any]:
     """Train the tiny policy, or fetch the external one, and write it to `policy/`. Write and return
-    its card, `policy.json`. With `copy`, include the external policy's weights. Training saves a
-    checkpoint every `every_seconds`, and resumes from one that the same code saved. All checkpoints
-    of the policy are deleted at the end."""
+    its card, `policy.json`. Training saves a checkpoint every `every_seconds`, and resumes from one
+    that the same code saved. All checkpoints of the policy are deleted at the end."""
     unfinished, code = layout.unfinished_policy, layout.code("policy")
     if code.exists():
         unfinished = unfinished.with_stem(f"{unfinished.stem}-{digest_file(code)}")
@@ -51,7 +48,7 @@ def provide(
     else:
         trusted, downloads = settings.trust_remote_code, layout.root / "policy_download"
         location = resolve(settings.source, downloads, trusted)
-        card = write_external(settings.source, location, trusted, layout.policy, copy=copy)
+        card = write_external(settings.source, location, trusted, layout.policy)
     write_checked(layout.policy_card, card)
     for path in layout.checkpoints.glob("policy*.safetensors"):
         path.unlink()

@@ -1,20 +1,11 @@
 """python -m tasks.report: compare results and costs of all recipes and seeds."""
 
 import argparse
-from pathlib import Path
 
 from tasks.common.processes import ending
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--before",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="data root of an earlier round; repeat it in the order of rounds",
-    )
     words = "write only the page, of these cells (recipe/seed), and record nothing"
     parser.add_argument("--cells", nargs="+", default=[], help=words)
 

@@ -182,7 +182,7 @@ def stale_words(name: str, drift: Drift, *, reads_profile: bool) -> str:
             "often"
         )
     second = (
-        "a second round (winnow run --rounds 2) would re-size groups"
+        "a new profile of the trained policy would re-size groups"
         if reads_profile
         else "this recipe does not read it, but one that does would now size its groups wrongly"
     )

@@ -11,7 +11,6 @@ from tasks.common.files import digest_file, rounded, write_json, write_text
 from tasks.common.params import Experiment
 from tasks.common.processes.ending import PARENT
 from tasks.common.stage import Stage
-from tasks.report import rounds
 from tasks.report.answers import shown_runs, write_rollouts
 from tasks.report.curves import COMPARED
 from tasks.report.evidence import read_evidence
@@ -40,17 +39,15 @@ def main(stage: Stage) -> None:
         return
     for run, words in stale_runs(results):  # warn if groups were sized by the profile
         logger.log(logging.WARNING if run.reads_profile else logging.INFO, "%s", words)
-    earlier = rounds.read_rounds(stage.options.before, results)
     table = f"{summary['headline']}\n\n{text_table(results)}{summary['why']}\n"
     write_json(out / "leaderboard.json", rounded(results.rows))
     digests = {"digests": {"leaderboard.json": digest_file(out / "leaderboard.json")}}
-    compared = {"rounds": rounds.summary_of(earlier)} if earlier else {}
-    write_checked(out / "summary.json", rounded({**summary, **compared, **digests}))
+    write_checked(out / "summary.json", rounded({**summary, **digests}))
     write_text(out / "leaderboard.txt", table)
     write_text(out / "curve.csv", results.curves.write_csv())
     shown = shown_runs(results.rows, summary["champion"])
     rollouts = write_rollouts(out / "rollouts.parquet", stage.layout, results, shown)
-    write_text(out / "index.html", page(results, rollouts, earlier))
+    write_text(out / "index.html", page(results, rollouts))
     write_metrics(out / "metrics", results.rows)
     for account, picture in plots(results).items():
         write_text(out / "plots" / f"{account}.svg", picture)

@@ -7,7 +7,8 @@ import yaml
 
 from flows.__main__ import parser_of
 from flows.cli import init, run
-from flows.pipeline import commands, flow, roots, rounds, summary
+from flows.pipeline import commands, flow, roots, summary
+from flows.pipeline.request import FlowRequest
 from flows.serve import server
 from tasks.code.effective import complete
 from tasks.common import params
@@ -132,7 +133,7 @@ def test_init_and_a_new_root_refuse_credentials_before_they_write(
     assert "hidden" not in (tmp_path / "params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(f"store: {{location: '{SECRET}'}}\n")
     with pytest.raises(ParamsError, match="store.location contains credentials"):
-        roots.prepare_first(roots.Root("other"))
+        roots.prepare(roots.Root("other"))
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
 
 
@@ -142,8 +143,8 @@ def test_prefect_records_overrides_without_the_query_of_an_address(
     recorded: list[dict] = []
     monkeypatch.setattr(server, "provide", lambda: None)
     monkeypatch.setattr(flow, "flow_over", lambda _: lambda **values: recorded.append(values))
-    request = rounds.FlowRequest(overrides=["a.path=https://host/a?sig=hidden", "train.lr=1"])
-    assert run.run_flow(iter(()), request) == ""
+    request = FlowRequest(overrides=["a.path=https://host/a?sig=hidden", "train.lr=1"])
+    assert run.run_flow(None, request) == ""
     assert recorded[0]["overrides"] == ["a.path=https://host/a", "train.lr=1"]
 
 

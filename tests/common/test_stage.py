@@ -27,11 +27,11 @@ def cell(given: Cell, alone: str | None) -> Cell:
     ("stage", "given", "found"),
     [
         ("train@sgpo-0", (None, None), ("sgpo", 0)),
-        ("data/rounds/2/dvc.yaml:train@b-c-12", (None, None), ("b-c", 12)),
+        ("other/dvc.yaml:train@b-c-12", (None, None), ("b-c", 12)),
         ("train@sgpo-0", ("grpo", 3), ("grpo", 3)),
         ("", ("grpo", 3), ("grpo", 3)),
         ("baseline", (None, None), (None, None)),
-        ("data/rounds/2/dvc.yaml:baseline", (None, None), (None, None)),
+        ("other/dvc.yaml:baseline", (None, None), (None, None)),
         ("", (None, None), (None, None)),
     ],
 )

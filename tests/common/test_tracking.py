@@ -41,24 +41,6 @@ def test_stages_without_a_flow_share_a_parent_run(layout: Layout) -> None:
     assert len(tags["mlflow.source.git.commit"]) == 40
 
 
-def test_runs_of_a_later_round_share_the_record(layout: Layout) -> None:
-    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0, [])
-    second = Layout(layout.root / "rounds" / "2")
-    for where in (layout, second):
-        with track(shared, where, "train", "sgpo", 0):
-            pass
-    runs = runs_of(layout)
-    numbers = {name: run.data.tags["round"] for name, run in runs.items()}
-    parents = [name for name, run in runs.items() if run.data.tags["kind"] == "pipeline"]
-    assert sorted(numbers.pop(name) for name in parents) == ["1", "2"]
-    assert numbers == {
-        "sgpo/0": "1",
-        "train sgpo/0": "1",
-        "sgpo/0, round 2": "2",
-        "train sgpo/0, round 2": "2",
-    }
-
-
 def test_database_and_artifacts_are_under_the_data_root(bare: Layout) -> None:
     kept = bare.root / "note.txt"
     kept.parent.mkdir(parents=True)
@@ -234,11 +216,6 @@ def test_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout: La
             layout.train(recipe, 0) / "policy" / "model.safetensors"
         )
     assert len(client.search_model_versions("name = 'winnow'")) == 2
-    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0, [])
-    second = Layout(layout.root / "rounds" / "2")
-    with track(shared, second, "report", None, None) as tracker:
-        tracker.champion(None, "none beat the initial policy")
-    assert "champion" in client.get_registered_model("winnow").aliases  # of the first round
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.champion(None, "none beat the initial policy")
     assert client.get_registered_model("winnow").aliases == {}
@@ -316,7 +293,7 @@ def test_rejected_event_is_logged_and_the_rest_recorded(
 
 @pytest.mark.parametrize(
     ("changed", "is_dirty"),
-    [("dvc.lock", 0), ("data/report/plot.svg", 0), ("data/rounds/2/dvc.lock", 0)]
+    [("dvc.lock", 0), ("data/report/plot.svg", 0)]
     + [("params.yaml", 1), ("tasks/loop.py", 1), ("recipes/grpo.yaml", 1)],
 )
 def test_commit_is_dirty_after_changes_that_no_run_makes(

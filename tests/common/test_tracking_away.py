@@ -92,7 +92,7 @@ def test_file_of_a_running_stage_is_not_replayed(
             tracking.replay(pending, tracking.address(LOCAL, layout))
     monkeypatch.undo()
     start = read_events(pending)[0]
-    start["tags"]["process"] = "999999999 0"
+    start["tags"] |= {"process": "999999999 0", "round": "1"}  # a tag of earlier versions
     pending.write_text(line_of(start))
     tracking.replay(pending, tracking.address(LOCAL, layout))
     assert runs_of(layout)["profile"].info.status == "KILLED"

@@ -18,15 +18,15 @@ from tests.full import largest_file
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_later", [False, True])
+@pytest.mark.parametrize("is_other", [False, True])
 def test_damaged_database_is_replaced(
-    is_later: bool, layout: Layout, caplog: pytest.LogCaptureFixture
+    is_other: bool, layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A later round names the first one's database by a relative path."""
+    """Another data root names the first one's database by a relative path."""
     path = layout.tracking / "mlflow.db"
     path.write_bytes(spoiled := path.read_bytes()[:5000])
-    uri = f"sqlite:///{os.path.relpath(path)}" if is_later else None
-    root = Layout(layout.root / "later") if is_later else layout
+    uri = f"sqlite:///{os.path.relpath(path)}" if is_other else None
+    root = Layout(layout.root / "other") if is_other else layout
     with track(Tracking(uri), root, "profile", None, None) as tracker:
         tracker.metrics({"pass_rate": 0.5})
     assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5

@@ -8,7 +8,7 @@ import pytest
 
 from flows.cli.recipes import run, what
 from flows.pipeline import commands, roots
-from flows.pipeline.rounds import set_recipes
+from flows.pipeline.request import set_recipes
 from tasks.common import params, recipes
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT

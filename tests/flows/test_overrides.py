@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows.__main__ import parser_of
-from flows.pipeline import commands, flow
+from flows.pipeline import commands, flow, health
 from flows.pipeline.overrides import applied, check_remote
-from flows.pipeline.rounds import FlowRequest, opened
+from flows.pipeline.request import FlowRequest, opened
 from flows.serve import schedule
 from tasks.common import params
 from tasks.common.layout import Layout
@@ -77,6 +77,7 @@ def test_next_run_undoes_the_overrides_of_a_killed_run(
 ) -> None:
     monkeypatch.setattr(commands, "ROOT", path.parent)
     monkeypatch.setattr(commands, "Dvc", lambda **_: nullcontext())
+    monkeypatch.setattr(health, "examine", lambda *_: None)
     (path.parent / "dvc.yaml").write_text("stages: {}")
     killed = applied(path, layout, ["train.learning_rate=1"])
     killed.__enter__()

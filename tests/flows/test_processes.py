@@ -94,7 +94,6 @@ def test_a_run_is_shown_while_it_lives_and_bad_requests_do_not_wait_for_it(
         (["--seed", "7"], "seed 7 is not in the experiment"),
         (["--force", "train"], "stage train is not in the experiment"),
         (["--until", "profil"], "stage profil is not in the experiment"),
-        (["--rounds", "2", "--from", "pods/0"], "--from pods/0 is not in the experiment"),
     ):
         output = project.flow(*arguments, expect=1)
         assert message in output

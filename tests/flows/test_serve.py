@@ -80,9 +80,9 @@ def test_deployment_has_the_projects_name_and_watches_heartbeats(
     assert registered["global_concurrency_limit"]["limit"] == 1
     assert registered["concurrency_options"]["collision_strategy"] == "ENQUEUE"
     described = registered["parameter_openapi_schema"]["properties"]
-    wanted = {"recipes", "seeds", "overrides", "data", "rounds", "starts"}
+    wanted = {"recipes", "seeds", "overrides", "data", "until"}
     assert all(described[name]["description"] for name in wanted)
-    assert described["rounds"]["minimum"] == 1
+    assert described["concurrency"]["minimum"] == 1
     found = project.post("automations/filter", {})
     (automation,) = [one for one in found if one["name"].startswith(f"{project.root.name}: ")]
     assert automation["enabled"]

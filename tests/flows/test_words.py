@@ -196,7 +196,7 @@ def test_a_profile_without_a_success_is_in_the_conclusion(
     write_checked(tmp_path / "data/profile/summary.json", {"outcomes": counts})
     found = stages.Stages(DVC, Root(), {}, ["profile"], [], {"profile": []}, set())
     found.outcomes["profile"] = outcome
-    first, *more = summary.conclusion([found]).splitlines()
+    first, *more = summary.conclusion(found).splitlines()
     assert first == f"1 stages: 1 {outcome.lower()}"
     assert [words in line and "99 truncated, 29 wrong" in line for line in more] == [True] * bool(
         words
@@ -338,8 +338,8 @@ def test_record_of_another_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_failure_names_the_command_for_its_data_root() -> None:
-    message = stages.failure("data/rounds/2/dvc.yaml:train@a-0", 1, True, [])
-    assert "To resume: `winnow run --data data/rounds/2`;" in message
+    message = stages.failure("other/dvc.yaml:train@a-0", 1, True, [])
+    assert "To resume: `winnow run --data other`;" in message
 
 
 def test_folders_written_outside_the_data_root(

@@ -17,15 +17,13 @@ from transformers import (
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError, write_text
-from tasks.common.params import ParamsError, parse
+from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, check_folder, policy_digest
 from tasks.models.policy import describe, read_policy
 from tasks.policy.card import skeleton, whole_folder, write_external
-from tasks.policy.run import provide
 from tasks.policy.settings import Policy
 from tasks.policy.source import from_store, resolve
-from tests.policies import make_policy
 
 SHAPE = {"hidden_size": 8, "vocab_size": 10, "num_hidden_layers": 2, "num_key_value_heads": 1}
 
@@ -160,17 +158,3 @@ def test_interrupted_write_keeps_the_old_folder(tmp_path):
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
     assert (folder / "a").read_text() == "old"
-
-
-def test_copied_policy_does_not_need_its_source(tmp_path):
-    trained = make_policy(tmp_path / "trained", "qwen3")
-    write_text(trained / "additional_chat_templates" / "chat_template.jinja", "{{ messages }}")
-    expected = policy_digest(trained)
-    layout = Layout(tmp_path / "data")
-    settings = parse({"source": str(trained)}, Policy, "policy")
-    card = provide(settings, layout, copy=True)
-    assert (card["source"], card["location"], card["digest"]) == (str(trained), None, expected)
-    shutil.rmtree(trained)
-    policy = read_policy(layout)
-    assert (policy.folder, policy_digest(policy.folder)) == (layout.policy, expected)
-    AutoModelForCausalLM.from_pretrained(policy.folder)

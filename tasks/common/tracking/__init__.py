@@ -127,7 +127,7 @@ def open_stage(uri: str, start: Event) -> Write:
     """Create the run of a stage, and return the function that writes events into it. A missing
     database is created if it is a local file. A data root's damaged database is replaced."""
     path, is_file = Path(uri.removeprefix(SQLITE)).absolute(), uri.startswith(SQLITE)
-    is_own = is_file and path.parts[-2:] == ("tracking", "mlflow.db")  # or the first round's
+    is_own = is_file and path.parts[-2:] == ("tracking", "mlflow.db")
     if is_file:
         database.make(path, is_private=is_own)
     try:

@@ -1,5 +1,4 @@
-"""Policies as logged models, and the aliases `candidate` and `champion` that point to them. The
-aliases of a later round are `candidate-round-2` and `champion-round-2`.
+"""Policies as logged models, and the aliases `candidate` and `champion` that point to them.
 
 A model of at most `tracking.max_weights_gb` is uploaded in the layout of MLflow's transformers
 models, so that `mlflow.transformers.load_model("models:/winnow@champion")` loads it. The layout is
@@ -99,8 +98,7 @@ def write_champion(run: TrackedRun, event: Event) -> None:
     write_tags(run, {"values": {"champion.why": shorten(event["why"], MAX_TAG)}})
     found = {"champion": event["evidence"], "candidate": event.get("candidate")}
     for alias in ALIASES:
-        named = alias if run.round == "1" else f"{alias}-round-{run.round}"
-        move_alias(run, name, named, found[alias])
+        move_alias(run, name, alias, found[alias])
 
 
 def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:

@@ -36,16 +36,16 @@ def identity(pid: int, started: float) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{origin}-{pid}"
 
 
-def current_pipeline(number: int = 1) -> Event:
-    """Return the pipeline of this process in round `number`: its `id`, its `kind` (flow, dvc or
-    hand), and the `tags` of the process that opened it."""
+def current_pipeline() -> Event:
+    """Return the pipeline of this process: its `id`, its `kind` (flow, dvc or hand), and the `tags`
+    of the process that opened it."""
     if named := os.environ.get(PIPELINE_VARIABLE):
         tags = dict[str, str]()
         with suppress(psutil.Error, ValueError):  # the flow was killed
             tags = process_tags(psutil.Process(int(named.rpartition("-")[2])))
         return {"id": named, "kind": "flow", "tags": tags}
     kind, process = launcher()
-    name = identity(process.pid, process.create_time()) + (f"-{number}" if number > 1 else "")
+    name = identity(process.pid, process.create_time())
     return {"id": name, "kind": kind, "tags": process_tags(process)}
 
 
@@ -106,8 +106,7 @@ def start_event(
     layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None
 ) -> Event:
     """Return a record's first event: everything required to create the run, now or in a replay."""
-    number = round_of(layout.root)
-    coordinates = {"stage": stage, "recipe": recipe, "seed": seed, "round": number}
+    coordinates = {"stage": stage, "recipe": recipe, "seed": seed}
     tags = {key: str(value) for key, value in coordinates.items() if value is not None}
     run = f" {recipe}/{seed}" if seed is not None else f" {recipe}" if recipe else ""
     return {
@@ -115,8 +114,8 @@ def start_event(
         "time": milliseconds(),
         "record": secrets.token_hex(8),
         "experiment": experiment,
-        "pipeline": current_pipeline(number),
-        "name": f"{stage}{run}{round_words(number)}",
+        "pipeline": current_pipeline(),
+        "name": f"{stage}{run}",
         "tags": {
             **tags,
             **git_tags(),
@@ -124,17 +123,6 @@ def start_event(
             "mlflow.source.name": f"tasks.{stage}",
         },
     }
-
-
-def round_of(root: Path) -> int:
-    """Return the round of a data root: 2 for `data/rounds/2`, 1 for any other."""
-    parent, name = root.absolute().parent, root.absolute().name
-    return int(name) if parent.name == "rounds" and name.isdigit() else 1
-
-
-def round_words(number: int | str) -> str:
-    """Return the suffix of a run's name for its round; empty for the first round."""
-    return f", round {number}" if int(number) > 1 else ""
 
 
 def axis_of(layout: Layout, recipe: str, seed: int) -> tuple[str, float]:

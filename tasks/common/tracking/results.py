@@ -6,7 +6,7 @@ from dataclasses import replace
 import psutil
 
 from tasks.common.tracking.journal import Event, refused
-from tasks.common.tracking.pipelines import process_tags, round_words
+from tasks.common.tracking.pipelines import process_tags
 from tasks.common.tracking.runs import TrackedRun, find_cell, first_run, link
 from tasks.common.tracking.writers import (
     logger,
@@ -44,10 +44,9 @@ def write_cell(run: TrackedRun, event: Event) -> None:
     if known and known.data.tags.get(RESULT) == event["result"]:
         return
     tags = {key: str(event[key]) for key in ("recipe", "seed")}
-    tags |= {"kind": "cell", "cell": cell, "round": run.round, "mlflow.parentRunId": run.parent_id}
+    tags |= {"kind": "cell", "cell": cell, "mlflow.parentRunId": run.parent_id}
     tags |= process_tags(psutil.Process())  # to close it if this process is killed
-    name = cell + round_words(run.round)
-    made = found or client.create_run(run.experiment_id, run_name=name, tags=tags)
+    made = found or client.create_run(run.experiment_id, run_name=cell, tags=tags)
     target = replace(run, run_id=made.info.run_id, cell_id=made.info.run_id)
     write_metrics(target, event)
     write_settings(target, event)

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from tasks.common.tracking import views
 from tasks.common.tracking.journal import Event
-from tasks.common.tracking.pipelines import git_tags, is_alive, round_words, this_host
+from tasks.common.tracking.pipelines import git_tags, is_alive, this_host
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,15 +47,14 @@ DIGEST = "digest"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One run on one server, with the id of its pipeline's run, the id of its cell's run if there
-    is one, and its round."""
+    """One run on one server, with the id of its pipeline's run, and the id of its cell's run if
+    there is one."""
 
     client: Any
     experiment_id: str
     run_id: str
     parent_id: str
     cell_id: str | None = None
-    round: str = "1"
 
 
 def connect(uri: str) -> Any:
@@ -115,26 +114,26 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
     run = found or client.create_run(
         experiment, start_time=start["time"], run_name=start["name"], tags=tags
     )
-    return TrackedRun(client, experiment, run.info.run_id, parent, cell, start["tags"]["round"])
+    return TrackedRun(client, experiment, run.info.run_id, parent, cell)
 
 
 def parent_run(client: Any, experiment: str, start: Event) -> str:
     """Return the id of the pipeline's run. Find the run by its tag and reopen it, or create it."""
-    pipeline, number = start["pipeline"], start["tags"]["round"]
+    pipeline = start["pipeline"]
     found = first_run(client, experiment, f"tags.pipeline = '{pipeline['id']}'")
     tags = {"kind": "pipeline", "pipeline": pipeline["id"], "started_by": pipeline["kind"]}
-    name = f"{pipeline['kind']} {pipeline['id']}{round_words(number)}"
+    name = f"{pipeline['kind']} {pipeline['id']}"
     return found_or_made(client, experiment, found, start, name, tags)
 
 
 def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
     """Return the id of a cell's run in the pipeline `parent`. Reopen the run, or create it."""
-    recipe, seed, number = (start["tags"][name] for name in ("recipe", "seed", "round"))
+    recipe, seed = (start["tags"][name] for name in ("recipe", "seed"))
     cell = f"{recipe}/{seed}"
     found = find_cell(client, experiment, parent, cell)
     tags = {"kind": "cell", "cell": cell, "recipe": recipe, "seed": seed}
     tags["mlflow.parentRunId"] = parent
-    return found_or_made(client, experiment, found, start, cell + round_words(number), tags)
+    return found_or_made(client, experiment, found, start, cell, tags)
 
 
 def found_or_made(
@@ -144,7 +143,7 @@ def found_or_made(
     if found:
         client.update_run(found.info.run_id, status="RUNNING")
         return str(found.info.run_id)
-    tags = {**tags, "round": start["tags"]["round"], **git_tags(), **start["pipeline"]["tags"]}
+    tags = {**tags, **git_tags(), **start["pipeline"]["tags"]}
     run = client.create_run(experiment, start_time=start["time"], run_name=name, tags=tags)
     return str(run.info.run_id)
 

@@ -53,7 +53,7 @@ def earlier_points(run: TrackedRun, last: int) -> list[Any]:
     already has points."""
     if {*CURVES} & {*run.client.get_run(run.cell_id).data.metrics}:
         return []
-    this, named = run.client.get_run(run.run_id), ("stage", "recipe", "seed", "round")
+    this, named = run.client.get_run(run.run_id), ("stage", "recipe", "seed")
     where = [f"attributes.start_time < {this.info.start_time}"]
     for key, value in this.data.tags.items():
         if key in named or key.startswith(f"{DIGEST}.input."):

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from string import Template
@@ -20,15 +20,13 @@ from plotly.offline import get_plotlyjs
 from tasks.report.curves import amount
 from tasks.report.evidence import Evidence
 from tasks.report.results import Results, name_of, stale_runs
-from tasks.report.rounds import Round
 from tasks.report.views import budget, figures, prompts, tables
-from tasks.report.views import rounds as rounds_section
 
 HERE = Path(__file__).parent
 SCRIPTS = ("charts.js", "rollouts.js")
 
 
-def page(results: Results, rollouts: Mapping[str, Any], rounds: Sequence[Round] = ()) -> str:
+def page(results: Results, rollouts: Mapping[str, Any]) -> str:
     advices, limit = budget.advise(results.fits), results.evidence.budget
     words = {
         axis: [results.evidence.unranked or budget.advice_words(axis, one) for one in found]
@@ -44,7 +42,6 @@ def page(results: Results, rollouts: Mapping[str, Any], rounds: Sequence[Round] 
         "histograms": prompts.histograms(results),
         "calibrations": figures.calibrations(results),
         "levels": figures.by_level(results),
-        **rounds_section.charts(rounds, results.colours),
         "budget": budget.chances(advices, results.colours),
     }
     scripts = [get_plotlyjs(), *((HERE / name).read_text() for name in SCRIPTS)]
@@ -60,7 +57,6 @@ def page(results: Results, rollouts: Mapping[str, Any], rounds: Sequence[Round] 
         champion=champion_words(results.summary),
         facts=facts(results.evidence),
         legend=figures.legend(results.colours),
-        rounds=rounds_section.section(rounds),
         leaderboard=tables.leaderboard_table(results),
         differences=tables.captioned_table(results, tables.differences(results.summary)),
         seeds=tables.seeds_table(results),
