@@ -25,11 +25,12 @@ from tasks.grading.grader import Answer, Grader
 from tasks.grading.settings import Verify
 from tasks.models.policy import load_model, load_tokenizer, read_policy, torch_device
 from tasks.models.prompts import decode
+from tasks.train.data.columns import Ints
+from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.ranks import Ranks
 from tasks.train.methods.advantage import grpo
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import Ints, Rollouts, make_rollouts
 from tasks.train.settings import LearnerSettings, TrainSettings
 
 SAMPLING = Sampling(max_tokens=64)

@@ -40,7 +40,6 @@ TITLES = {"init": "start", "run": "run", "status": "look", "push": "share and ma
 COMPLETION = "--print-completion"
 ELSEWHERE = {
     "serve": "flows.serve.schedule",
-    "status": "flows.serve.status",
     "ui": "flows.serve.ui",
     "clean": "flows.upkeep.clean",
 }

@@ -11,10 +11,10 @@ import polars as pl
 import pytest
 import yaml
 
+from flows.publishing.policy import push
 from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.checksums import read_checked
 from tasks.common.files import read_json
-from tasks.publishing.policy import push
 from tests.parameters import every_value
 from tests.policies import make_policy
 from tests.stages import run_stage

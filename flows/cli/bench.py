@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         force=True,  # in place of the handler for warnings
     )
     protocols, runner, results, tables = (
-        importlib.import_module(f"tasks.benchmark.{name}")
+        importlib.import_module(f"flows.benchmark.{name}")
         for name in ("protocol", "runner", "results", "tables")
     )
     protocol, values = protocols.read_protocol(options.protocol)

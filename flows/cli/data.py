@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the prompts."""
     root = roots.existing(options.data)
-    part = importlib.import_module("tasks.reading.prompts")
+    part = importlib.import_module("flows.reading.prompts")
     for text in part.read(root.values, root.layout, options.split, options.prompt, options.prompts):
         print(text, flush=True)
     return 0

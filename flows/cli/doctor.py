@@ -8,7 +8,7 @@ import argparse
 
 from flows.cli import costs, flags
 from flows.pipeline import roots
-from flows.pipeline.health import findings, listed
+from flows.doctor.health import findings, listed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 def answers(options: argparse.Namespace) -> dict[str, Any]:
     """Ask for values not given as options; set `options.data`. Return all values by dotted key."""
     model = options.model or ask("Model: tiny, a folder, or hf://org/name@revision", "tiny")
-    places = importlib.import_module("tasks.doctor.places")
+    places = importlib.import_module("flows.doctor.places")
     known = places.describe_model({"policy": {"source": model}}, Root().layout)
     context = (known.max_length if known and model != "tiny" else None) or 2 * MAX_CHARACTERS
     usual = "64" if model == "tiny" else str(min(1024, context // 2))
@@ -119,7 +119,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     if data != EMBEDDED:
         longest = min(MAX_CHARACTERS, max(context - tokens - TURN_TOKENS, 1))
         values |= of_file(data, options, longest)
-    there = "yes" if importlib.import_module("tasks.doctor.nvidia").gpus() else "no"
+    there = "yes" if importlib.import_module("flows.doctor.nvidia").gpus() else "no"
     gpu = options.gpu or ask("Sample and train on a GPU?", there, YES_NO)
     values |= {"engine.device": "cuda" if gpu == "yes" else "cpu"}
     values |= dict.fromkeys(("engine.dtype", "train.dtype"), DTYPES[gpu])

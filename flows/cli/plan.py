@@ -16,7 +16,7 @@ from flows.pipeline import commands, lock, reasons, roots, selection
 from flows.pipeline.request import FlowRequest
 from flows.pipeline.roots import Root
 from flows.pipeline.stages import CODE, changes_of, explain, forced_of
-from flows.serve import status
+from flows.pipeline import status
 from tasks.common import params
 from tasks.common.config.editing import overridden
 from tasks.common.files import ArtifactError
@@ -182,7 +182,7 @@ def table(
     root: Root, values: Mapping[str, Any], stages: list[str], found: Mapping[str, str]
 ) -> str:
     """Return a table of each stage's cost and reason, and the total if all costs are known."""
-    forecast = importlib.import_module("tasks.doctor.forecast")
+    forecast = importlib.import_module("flows.doctor.forecast")
     places = [params.coordinates(stage) for stage in stages]
     costs_of, source = forecast.forecast(values, root.layout, places)
     rows = [row(stage, cost, found[stage]) for stage, cost in zip(stages, costs_of, strict=True)]

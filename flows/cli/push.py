@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         raise ParamsError("a destination needs exactly one recipe")
     root = roots.existing(options.data)
     cell = (options.what[0], flags.seed_of(options, params.load(root.params)))
-    part = importlib.import_module("tasks.publishing.policy")
+    part = importlib.import_module("flows.publishing.policy")
     names = part.push(root.layout, *cell, options.destination, overwrite=options.overwrite)
     places.note_pushed(root, *cell)
     print(f"{cell[0]}/{cell[1]} is at {options.destination}: {', '.join(names)}")

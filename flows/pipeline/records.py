@@ -23,7 +23,7 @@ from flows.pipeline.output import Output
 from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
 from flows.pipeline.stages import Stages
-from flows.serve import status
+from flows.pipeline import status
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import coordinates

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.pipeline import commands, health, lock, overrides, roots
+from flows.doctor import health
+from flows.pipeline import commands, lock, overrides, roots
 from flows.pipeline.roots import MAIN, Root
 from flows.pipeline.selection import choose
 from flows.pipeline.stages import Stages
-from flows.serve import status
+from flows.pipeline import status
 from tasks.common import params, recipes
 from tasks.common.config.editing import set_values
 from tasks.common.files import write_text

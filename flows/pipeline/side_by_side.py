@@ -67,7 +67,7 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get(VISIBLE)
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in {"", "-1"}]
-    nvidia = importlib.import_module("tasks.doctor.nvidia")  # flows import no stage
+    nvidia = importlib.import_module("flows.doctor.nvidia")
     return [str(number) for number in range(len(nvidia.gpus()))]
 
 

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from flows.cli import flags
 from flows.pipeline import commands, request
-from flows.serve import status
+from flows.pipeline import status
 from flows.upkeep import places
 
 

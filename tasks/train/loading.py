@@ -14,8 +14,8 @@ import polars as pl
 
 from tasks.common import recipes, registry
 from tasks.common.params import ParamsError, Problems, gathered, listed, parse, settings
-from tasks.train.plan import Plan
-from tasks.train.profile import Profile
+from tasks.train.data.plan import Plan
+from tasks.train.data.profile import Profile
 from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
 from tasks.train.slots import Advantage, Control, Loss, Replay, Select, Shape, Slots
 

@@ -29,6 +29,9 @@ from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy,
 from tasks.models.prompts import encode_prompts
 from tasks.train.checkpoint import results
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.data.plan import Plan, read_plan
+from tasks.train.data.profile import Profile
+from tasks.train.data.prompts import Prompts
 from tasks.train.learner.learner import Learner, memory_of, sharding_of
 from tasks.train.learner.lora import add_adapters, load_adapted, quantize_base
 from tasks.train.learner.ranks import (
@@ -46,9 +49,6 @@ from tasks.train.loop.loop import train
 from tasks.train.loop.save import write_measured, write_results
 from tasks.train.loop.state import State, TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.plan import Plan, read_plan
-from tasks.train.profile import Profile
-from tasks.train.rollouts import Prompts
 from tasks.train.sampling.collector import MIN_JUDGED, Collector, RunContext
 from tasks.train.settings import Sections, TrainSettings
 from tasks.train.warm_start import read_demonstrations

@@ -28,18 +28,11 @@ import numpy as np
 import polars as pl
 
 from tasks.engines.engine import Engine, OnEnded, Request, Samples
-from tasks.train.rollouts import (
-    Bools,
-    Features,
-    Floats,
-    GroupRequest,
-    Ints,
-    Observed,
-    Rollouts,
-    StepTotals,
-)
+from tasks.train.data.columns import Bools, Floats, Ints
+from tasks.train.data.prompts import GroupRequest
+from tasks.train.data.rollouts import Features, Observed, Rollouts, StepTotals
+from tasks.train.data.tokens import Gains, Normalize, Tokens, average
 from tasks.train.settings import SLOTS, BatchSettings, Entropy
-from tasks.train.tokens import Gains, Normalize, Tokens, average
 
 if TYPE_CHECKING:
     import torch

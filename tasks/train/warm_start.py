@@ -16,16 +16,18 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common.files import ArtifactError
 from tasks.models.prompts import encode_plain
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.data.columns import Ints
+from tasks.train.data.profile import Profile
+from tasks.train.data.prompts import Prompts
+from tasks.train.data.rollouts import Rollouts, make_rollouts
+from tasks.train.data.tokens import Gains, Tokens
 from tasks.train.loop.buffer import random_numbers
 from tasks.train.loop.save import save
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.profile import Profile
-from tasks.train.rollouts import Ints, Prompts, Rollouts, make_rollouts
 from tasks.train.sampling.collector import RunContext
 from tasks.train.settings import CheckpointSettings, WarmStart
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Tokens
 
 logger = logging.getLogger(__name__)
 

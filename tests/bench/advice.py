@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from scipy import stats
 
+from flows.benchmark import results
+from flows.benchmark.cells import run_stage
+from flows.benchmark.protocol import make_cell, read_protocol
 from tasks.allocate.advice import Forecast, forecast_of
 from tasks.allocate.budget import read_profile
-from tasks.benchmark import results
-from tasks.benchmark.cells import run_stage
-from tasks.benchmark.protocol import make_cell, read_protocol
 from tasks.common.layout import Layout
 from tests.bench.world import PROJECT, place_embedded
 

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from tasks.benchmark.cells import run_stage
+from flows.benchmark.cells import run_stage
 from tasks.common import params, recipes
 from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout

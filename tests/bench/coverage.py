@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.benchmark.frontier import Floats
-from tasks.benchmark.interval import Spread, compute_interval, frontier_of, spread_between
+from flows.benchmark.frontier import Floats
+from flows.benchmark.interval import Spread, compute_interval, frontier_of, spread_between
 from tasks.common.statistics import noise_of
 
 BUDGETS = {

@@ -26,11 +26,11 @@ import torch
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from flows.doctor.forecast import forecast
+from flows.doctor.rates import probe
 from tasks.code.effective import complete
 from tasks.common.layout import Layout
 from tasks.common.params import load
-from tasks.doctor.forecast import forecast
-from tasks.doctor.rates import probe
 from tests.parameters import PROJECT
 from tests.policies import CORPUS, bpe_tokenizer
 

@@ -23,9 +23,9 @@ import torch
 
 from tasks.common.artifacts import Layout
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import Rollouts
 from tasks.train.settings import CheckpointSettings
 from tests.bench.side_winnow import bench_trainer
 from tests.bench.world import make_world

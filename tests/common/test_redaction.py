@@ -18,7 +18,7 @@ from tasks.common.params import ParamsError
 from tasks.common.redaction import has_credentials, without_secrets
 from tasks.common.tracking import Tracking
 from tasks.common.tracking.journal import Journal, Tracker
-from tests.doctor.test_check import changed, found
+from tests.flows.doctor.test_check import changed, found
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
+from flows.doctor import nvidia, parameters, places
+from flows.doctor.check import Findings, examine
+from flows.doctor.places import GIB, Model
 from tasks.code.effective import as_dict, complete
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.recipes import POINTS
-from tasks.doctor import nvidia, parameters, places
-from tasks.doctor.check import Findings, examine
-from tasks.doctor.places import GIB, Model
 from tests.docs.pages import ROOT, written
 from tests.docs.test_names import unknown_keys
 from tests.files import copy_project

@@ -23,6 +23,7 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
 from tasks.models import policy
 from tasks.models.policy import load_tokenizer
+from tasks.train.data.rollouts import StepTotals
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
     Objective,
@@ -30,7 +31,6 @@ from tasks.train.learner.update import (
     enable_activation_checkpointing,
 )
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Correction
 from tests.engines.conftest import load
 from tests.train.steps import estimated, graded

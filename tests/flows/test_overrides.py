@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.__main__ import parser_of
-from flows.pipeline import commands, flow, health
+from flows.doctor import health
+from flows.pipeline import commands, flow
 from flows.pipeline.overrides import applied, check_remote
 from flows.pipeline.request import FlowRequest, opened
 from flows.serve import schedule

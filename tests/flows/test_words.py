@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.pipeline import commands, health, reasons, selection, stages, summary
+from flows.doctor import health
+from flows.pipeline import commands, reasons, selection, stages, summary
 from flows.pipeline.roots import Root
 from flows.serve import server
 from tasks.common.checksums import write_checked

@@ -7,8 +7,9 @@ import polars as pl
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS, Layout
 from tasks.engines.engine import Samples
+from tasks.train.data.columns import UNFINISHED
+from tasks.train.data.prompts import Prompts
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import UNFINISHED, Prompts
 from tasks.train.sampling.collector import Cost
 from tasks.train.sampling.grading import samples_of
 from tests.train.worlds import outputs, run

@@ -10,20 +10,14 @@ import torch
 
 from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.engines.engine import Samples
-from tasks.train.plan import Plan
-from tasks.train.profile import Profile
-from tasks.train.rollouts import (
-    GroupRequest,
-    Ints,
-    Observed,
-    Prompts,
-    Rollouts,
-    make_rollouts,
-    merge,
-)
+from tasks.train.data.columns import Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.profile import Profile
+from tasks.train.data.prompts import GroupRequest, Prompts
+from tasks.train.data.rollouts import Observed, Rollouts, make_rollouts, merge
+from tasks.train.data.tokens import Tokens
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Asked, Control, SoFar
-from tasks.train.tokens import Tokens
 from tests.policies import character_tokenizer
 
 TOKENIZER = character_tokenizer()

@@ -14,11 +14,11 @@ from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout
 from tasks.common.progress import progress
 from tasks.train import loading
+from tasks.train.data.prompts import GroupRequest
 from tasks.train.loop.buffer import cut
 from tasks.train.loop.charge import costs_of
 from tasks.train.loop.reporter import Reporter
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import GroupRequest
 from tasks.train.run import extent_of
 from tasks.train.settings import BatchSettings, TrainSettings
 from tests.train.steps import plan_of

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.common.params import ParamsError
+from tasks.train.data.plan import Plan
+from tasks.train.data.rollouts import merge
 from tasks.train.methods.control import dapo, dars, greso, knapsack, sagc
 from tasks.train.methods.control import plan as follow
-from tasks.train.plan import Plan
-from tasks.train.rollouts import merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Control, SoFar
 from tests.train.steps import BATCH, START, after, answer_to, passes_of, plan_of, requested

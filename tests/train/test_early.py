@@ -12,8 +12,8 @@ import pytest
 
 from tasks.common.artifacts import PROMPTS
 from tasks.engines.engine import OnEnded, Request, Samples
+from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import Rollouts, make_rollouts
 from tasks.train.sampling import grading
 from tasks.train.sampling.grading import Early
 from tests.patience import PATIENCE

@@ -9,12 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.train.data.groups import centred_rewards, mixed_groups
+from tasks.train.data.rollouts import StepTotals
+from tasks.train.data.tokens import Tokens
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.methods.advantage import grpo, mc_grpo, rloo
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import StepTotals, centred_rewards, mixed_groups
 from tasks.train.settings import Correction
-from tasks.train.tokens import Tokens
 
 CLIP = {"clip_low": 0.2, "ratio": "token", "normalize": "token"}
 

@@ -10,10 +10,11 @@ import torch
 
 from tasks.common.accounting.ledger import charged_flops
 from tasks.common.accounting.spending import CellBudget
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Observed, Rollouts, StepTotals
 from tasks.train.methods.control import experience
 from tasks.train.methods.loss import shaped
 from tasks.train.methods.replay import successes
-from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals
 from tasks.train.settings import BatchSettings
 from tests.train.steps import answer_to, passes_of, play, requested, rollouts_of, tokens_of
 from tests.train.test_slots import refuse_to_score

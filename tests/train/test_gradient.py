@@ -24,6 +24,7 @@ from tasks.models import packing
 from tasks.models.forward_check import check_forward
 from tasks.models.packing import Packing
 from tasks.models.policy import load_model, load_tokenizer
+from tasks.train.data.rollouts import Rollouts, StepTotals
 from tasks.train.learner import update
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import micro_batches
@@ -36,7 +37,6 @@ from tasks.train.learner.update import (
     update_flops,
 )
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import (
     Correction,
     LearnerSettings,

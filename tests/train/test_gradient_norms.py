@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common.params import ParamsError
+from tasks.train.data.rollouts import Features
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import Features
 from tasks.train.settings import Entropy
 from tests.train.worlds import make_trainer, make_world, sampled
 

@@ -23,6 +23,7 @@ from tasks.models.fused import fits
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.models.weights import NamedWeights
 from tasks.train.checkpoint.tensors import optimizer_tensors
+from tasks.train.data.rollouts import Rollouts, StepTotals
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
@@ -30,7 +31,6 @@ from tasks.train.learner.update import (
     enable_activation_checkpointing,
     token_logprobs,
 )
-from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Lora
 from tests.engines.test_flops import architecture_of
 from tests.train.steps import estimated, graded

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tasks.common import params, recipes
+from tasks.train.data.columns import Floats, nested
+from tasks.train.data.rollouts import Rollouts, StepTotals
 from tasks.train.learner.correction import corrected_tokens, far_tokens
 from tasks.train.loading import settings_of
 from tasks.train.methods.advantage import bnpo, grpo, maxrl, opo, pass_at, raw, reinforce_pp
 from tasks.train.methods.loss import cispo, clip, dppo, gmpo, kl_cov, sapo, vespo
-from tasks.train.rollouts import Floats, Rollouts, StepTotals, nested
 from tasks.train.settings import Correction, Rejection
 from tests.train.steps import rollouts_of, tokens_of
 from tests.train.worlds import make_trainer, make_world, sampled

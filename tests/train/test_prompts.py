@@ -14,8 +14,8 @@ from tasks.common.artifacts import PLAN, PROMPTS
 from tasks.common.files import ArtifactError
 from tasks.engines.settings import Sampling
 from tasks.train import run as training
-from tasks.train.plan import read_plan
-from tasks.train.rollouts import Prompts
+from tasks.train.data.plan import read_plan
+from tasks.train.data.prompts import Prompts
 from tests.policies import ENGINE
 from tests.train.steps import BATCH, passes_of, profile_of
 from tests.train.worlds import make_trainer, make_world, sampled

@@ -17,10 +17,11 @@ from tasks.common.artifacts import STEPS, Layout
 from tasks.common.params import ParamsError
 from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
+from tasks.train.data.columns import UNFINISHED
+from tasks.train.data.rollouts import Features
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import UNFINISHED, Features
 from tasks.train.sampling.collector import request_for
 from tasks.train.sampling.grading import samples_of
 from tests.train import test_sharding as sharding

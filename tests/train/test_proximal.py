@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.learner.proximal import MEAN, ProximalPolicy
 from tasks.train.learner.update import UpdateStats, statistics
 from tasks.train.loop.loop import learn
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import Features, Rollouts
 from tasks.train.settings import Proximal
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 

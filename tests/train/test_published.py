@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control import dars, dots, dps
 from tasks.train.methods.replay import coverage, recent
-from tasks.train.rollouts import Rollouts
 from tasks.train.settings import BatchSettings
 from tests.train.steps import (
     START,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tasks.train.data.rollouts import Observed, Rollouts
 from tasks.train.methods.advantage import (
     decoupled,
     efficient,
@@ -22,7 +23,6 @@ from tasks.train.methods.advantage import (
 from tasks.train.methods.advantage import value_probe as values
 from tasks.train.methods.loss import vcpo
 from tasks.train.methods.select import contrast, f_tis
-from tasks.train.rollouts import Observed, Rollouts
 from tests.train.steps import observed_of, rollouts_of
 
 RNG = np.random.default_rng

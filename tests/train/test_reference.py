@@ -17,12 +17,12 @@ from tasks.common.files import ArtifactError
 from tasks.common.recipes import has_reference, input_digests
 from tasks.models.folder import num_parameters, reference_parameters
 from tasks.models.policy import load_model, load_tokenizer, save_policy
+from tasks.train.data.rollouts import StepTotals
 from tasks.train.loop.charge import costs_of
 from tasks.train.loop.loop import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import a_star
 from tasks.train.methods.loss import distil, regression
-from tasks.train.rollouts import StepTotals
 from tests.parameters import every_value
 from tests.train.steps import profile_of, rollouts_of, tokens_of
 from tests.train.test_warm_start import WARM

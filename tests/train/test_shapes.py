@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from tasks.train.data.columns import Floats, nested
+from tasks.train.data.rollouts import Observed, Rollouts, StepTotals
 from tasks.train.methods.advantage import grpo, grpo_sample
 from tasks.train.methods.loss import clip
 from tasks.train.methods.shape import (
@@ -28,7 +30,6 @@ from tasks.train.methods.shape import (
     repetition,
     signs,
 )
-from tasks.train.rollouts import Floats, Observed, Rollouts, StepTotals, nested
 from tests.train.steps import observed_of, prompts_of, rollouts_of, tokens_of
 from tests.train.worlds import make_trainer, make_world
 

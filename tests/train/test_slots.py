@@ -17,22 +17,15 @@ from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.engines.settings import Sampling
+from tasks.train.data.columns import Floats, Ints, nested
+from tasks.train.data.profile import Profile
+from tasks.train.data.prompts import Prompts
+from tasks.train.data.rollouts import Observed, Rollouts, StepTotals, merge
+from tasks.train.data.tokens import Tokens
 from tasks.train.loading import load_method
 from tasks.train.methods import advantage, control, generate, loss, replay, select, shape
-from tasks.train.profile import Profile
-from tasks.train.rollouts import (
-    Floats,
-    Ints,
-    Observed,
-    Prompts,
-    Rollouts,
-    StepTotals,
-    merge,
-    nested,
-)
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Advantage, Control, Replay, SoFar, fill_state, values_of
-from tasks.train.tokens import Tokens
 from tests.train.steps import (
     START,
     after,

@@ -13,13 +13,13 @@ import torch
 
 from tasks.common import params, recipes
 from tasks.common.accounting.ledger import charged_flops
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.learner.learner import Learner
 from tasks.train.loading import settings_of
 from tasks.train.loop.loop import learn
 from tasks.train.methods.advantage import mc_grpo, one_sided
 from tasks.train.methods.loss import clip
 from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
-from tasks.train.rollouts import Features, Rollouts
 from tests.train.steps import estimated, rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_steps, same_parameters, sampled
 

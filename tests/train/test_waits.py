@@ -13,10 +13,10 @@ import torch
 
 from tasks.engines.engine import Samples
 from tasks.models.transfer import chosen, to_device, to_host
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.update import accumulate_gradients
 from tasks.train.methods.loss import clip, vcpo
-from tasks.train.rollouts import Features, Rollouts
 from tests.train.steps import graded
 from tests.train.worlds import make_trainer, make_world
 from tests.waits import Waits

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.advantage import posterior, rloo
 from tasks.train.methods.control import information
 from tasks.train.methods.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
-from tasks.train.rollouts import Rollouts
 from tasks.train.settings import BatchSettings
 from tests.train.steps import answer_to, passes_of, prompts_of, requested, rollouts_of
 

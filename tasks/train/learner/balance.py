@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.train.rollouts import Ints, Rollouts
+from tasks.train.data.columns import Ints
+from tasks.train.data.rollouts import Rollouts
 
 SLACK = 1.05  # groups stay whole up to this ratio of a rank's tokens to the mean
 PRECISION = 0.005  # of the search for the capacity, as a share of the mean

@@ -12,9 +12,9 @@ Legend: N tokens, B rollouts of a micro-batch.
 import numpy as np
 import torch
 
-from tasks.train.rollouts import Bools, Floats
+from tasks.train.data.columns import Bools, Floats
+from tasks.train.data.tokens import Tokens
 from tasks.train.settings import Correction, Rejection
-from tasks.train.tokens import Tokens
 
 
 def corrected_tokens(

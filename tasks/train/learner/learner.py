@@ -22,6 +22,8 @@ from tasks.models.policy import Policy, load_model
 from tasks.models.sharding import local, shard
 from tasks.models.transfer import to_device
 from tasks.models.weights import NamedWeights, is_sharded, whole
+from tasks.train.data.columns import Bools, Floats, Ints
+from tasks.train.data.rollouts import Features, Observed, Rollouts, StepTotals
 from tasks.train.learner.balance import rank_of
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.observe import compute_states, join_observed, observe
@@ -40,7 +42,6 @@ from tasks.train.learner.update import (
     merge_stats,
     token_logprobs,
 )
-from tasks.train.rollouts import Bools, Features, Floats, Ints, Observed, Rollouts, StepTotals
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
 

@@ -14,7 +14,8 @@ import torch
 
 from tasks.models.packing import Packing, pack
 from tasks.models.transfer import to_device
-from tasks.train.rollouts import Ints, Rollouts, flat, lengths_of, spans
+from tasks.train.data.columns import Ints, flat, lengths_of, spans
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.settings import Updates
 
 

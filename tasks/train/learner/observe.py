@@ -19,6 +19,8 @@ from tasks.common.accounting.ledger import Architecture
 from tasks.models.packing import forward_rows
 from tasks.models.sharding import call
 from tasks.models.transfer import chosen, to_host
+from tasks.train.data.columns import Bools, Singles
+from tasks.train.data.rollouts import Features, Observed
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.learner.update import (
     Objective,
@@ -27,7 +29,6 @@ from tasks.train.learner.update import (
     token_logprobs,
     update_flops,
 )
-from tasks.train.rollouts import Bools, Features, Observed, Singles
 
 PROMPT_TOKENS = 10  # tokens at the end of a prompt whose hidden states are averaged (as in POISE)
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from tasks.models.sharding import local
-from tasks.train.rollouts import Bools, Rollouts
+from tasks.train.data.columns import Bools
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.settings import Proximal
 
 MEAN = -1  # in place of a version: the copy of `ewma`

@@ -23,12 +23,13 @@ from tasks.models.adapters import adapters_off, has_adapters, num_adapter_parame
 from tasks.models.packing import forward, forward_after, forward_rows, head_logits, head_precision
 from tasks.models.sharding import call
 from tasks.models.transfer import chosen, to_device, to_host
+from tasks.train.data.columns import Bools, Floats
+from tasks.train.data.rollouts import Rollouts, StepTotals
+from tasks.train.data.tokens import Tokens, average
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
-from tasks.train.rollouts import Bools, Floats, Rollouts, StepTotals
 from tasks.train.settings import Correction, TrainSettings
 from tasks.train.slots import Loss
-from tasks.train.tokens import Tokens, average
 
 
 @dataclass(frozen=True)

@@ -31,18 +31,11 @@ import numpy as np
 import polars as pl
 
 from tasks.common.accounting.spending import CellBudget
+from tasks.train.data.columns import COLUMNS, UNFINISHED, with_values
+from tasks.train.data.prompts import GroupRequest, Prompts
+from tasks.train.data.rollouts import Rollouts, make_rollouts, merge
 from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, TrainingError
-from tasks.train.rollouts import (
-    COLUMNS,
-    UNFINISHED,
-    GroupRequest,
-    Prompts,
-    Rollouts,
-    make_rollouts,
-    merge,
-    with_values,
-)
 from tasks.train.sampling.collector import Collector, Cost
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar

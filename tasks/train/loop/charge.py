@@ -2,10 +2,11 @@
 
 from tasks.common.accounting.ledger import ACCOUNTS, paper_training_flops
 from tasks.common.accounting.spending import GENERATED, Rows, generation_cost, pass_cost
+from tasks.train.data.columns import Bools
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import Bools, Rollouts
 
 
 def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -> dict[str, float]:

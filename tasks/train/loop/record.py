@@ -7,8 +7,10 @@ import polars as pl
 import torch
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.train.data.columns import OWN_TOKENS
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.learner.update import UpdateStats
-from tasks.train.rollouts import OWN_TOKENS, Rollouts, mixed_groups
 
 
 def describe_step(rollouts: Rollouts, stats: UpdateStats) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from tasks.models.sharding import local, local_rows
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 from tasks.train.checkpoint.folder import Loaded
 from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer, rows_like
+from tasks.train.data.columns import COLUMNS
 from tasks.train.learner.lora import save_adapter
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import COLUMNS
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,9 @@ from tasks.common.artifacts import STEPS
 from tasks.common.params import ParamsError
 from tasks.common.statistics import bootstrap_interval
 from tasks.engines.engine import SwappingEngine
+from tasks.train.data.columns import nested
+from tasks.train.data.prompts import Prompts
+from tasks.train.data.rollouts import Features, Observed, Rollouts
 from tasks.train.learner.correction import far_tokens
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
@@ -23,7 +26,6 @@ from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, rando
 from tasks.train.loop.record import describe_step, record_rollouts
 from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, State, TrainingError
-from tasks.train.rollouts import Features, Observed, Prompts, Rollouts, nested
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
 from tasks.train.slots import Score, Slots

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import ParamsError, settings
-from tasks.train.rollouts import Floats, Ints
+from tasks.train.data.columns import Floats, Ints
 
 LENGTH_PARTS = 8  # number of equal parts of a source's prompts, by length
 LIKENESS = (1.0 / 65.0, 1.0 / 1.25)  # a stratum counts for 64 rollouts at most, 1/4 at least

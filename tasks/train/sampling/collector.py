@@ -18,17 +18,10 @@ from tasks.engines.flops import completion_flops
 from tasks.engines.settings import Sampling
 from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import Policy, stop_token_ids
+from tasks.train.data.columns import UNFINISHED, Floats, Ints, lengths_of, with_values
+from tasks.train.data.prompts import Prompts
+from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.learner.ranks import Ranks
-from tasks.train.rollouts import (
-    UNFINISHED,
-    Floats,
-    Ints,
-    Prompts,
-    Rollouts,
-    lengths_of,
-    make_rollouts,
-    with_values,
-)
 from tasks.train.sampling.grading import Early
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Asked, Generate

@@ -15,7 +15,7 @@ from tasks.grading.background import BackgroundGrader
 from tasks.grading.grader import Answer
 from tasks.grading.verdict import Verdict
 from tasks.models.prompts import decode
-from tasks.train.rollouts import OWN_TOKENS, UNFINISHED, Ints, with_values
+from tasks.train.data.columns import OWN_TOKENS, UNFINISHED, Ints, with_values
 
 EARLY_SECONDS = 0.1  # minimum between two submissions to the grader during sampling
 

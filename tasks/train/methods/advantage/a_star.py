@@ -8,8 +8,9 @@ negative. A prompt without a graded sample has no value, and advantage 0."""
 import numpy as np
 
 from tasks.common.params import above_zero, settings
-from tasks.train.profile import Profile
-from tasks.train.rollouts import Floats, Ints, Rollouts
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.profile import Profile
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 reads_profile = True

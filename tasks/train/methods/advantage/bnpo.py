@@ -9,7 +9,9 @@ group, or equal means, has density 1. TRL's `bnpo` averages over tokens (`normal
 import numpy as np
 from scipy import stats
 
-from tasks.train.rollouts import ROUNDING, Floats, Rollouts, centred_rewards, group_means
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import ROUNDING, centred_rewards, group_means
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 MOST = 1e6  # maximum weight of a group

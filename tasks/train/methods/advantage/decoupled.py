@@ -13,8 +13,10 @@ import json
 import numpy as np
 
 from tasks.common.params import ParamsError, settings
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import ROUNDING
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.advantage import grpo
-from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Advantage
 
 

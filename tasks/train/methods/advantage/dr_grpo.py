@@ -1,7 +1,9 @@
 """`dr_grpo`: the reward minus its group's mean, not divided by its standard deviation (Dr. GRPO,
 arXiv 2503.20783)."""
 
-from tasks.train.rollouts import Floats, Rollouts, centred_rewards
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import centred_rewards
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

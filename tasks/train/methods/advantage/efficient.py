@@ -8,8 +8,9 @@ equally long."""
 import numpy as np
 
 from tasks.common.params import settings, share
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.advantage import rloo
-from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.slots import Advantage
 
 

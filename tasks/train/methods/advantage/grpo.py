@@ -16,7 +16,9 @@ from typing import Literal
 import numpy as np
 
 from tasks.common.params import settings
-from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.groups import centred_rewards, group_means
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

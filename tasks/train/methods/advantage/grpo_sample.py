@@ -7,7 +7,9 @@ A mixed pair has the advantages +-0.707, not +-1; in groups of eight they are 0.
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.groups import centred_rewards, group_means
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

@@ -4,7 +4,9 @@ Rewards are at least 0. Each of n successes among G has the advantage (G - n) / 
 hard prompts weigh most: the expected gradient is the gradient of the log of the pass rate, up to
 the order that G rollouts can estimate."""
 
-from tasks.train.rollouts import Floats, Rollouts, centred_rewards, group_means
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import centred_rewards, group_means
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 SMALLEST = 1e-6  # added to the mean

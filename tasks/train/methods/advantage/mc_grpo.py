@@ -11,7 +11,9 @@ nor are others at the median. All count in the loss's denominator; the paper cou
 import numpy as np
 
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import Floats, Ints, Rollouts, mixed_groups
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

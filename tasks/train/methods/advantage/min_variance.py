@@ -7,7 +7,9 @@ charged. Use with `loss: vcpo`."""
 
 import numpy as np
 
-from tasks.train.rollouts import Features, Floats, Ints, Rollouts, mixed_groups
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.slots import Advantage
 
 

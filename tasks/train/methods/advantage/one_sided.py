@@ -21,8 +21,10 @@ there are only two values. `posterior` takes the side from a posterior that excl
 import numpy as np
 
 from tasks.common.params import ParamsError, settings
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.advantage import rloo
-from tasks.train.rollouts import Floats, Rollouts, mixed_groups
 from tasks.train.slots import Advantage
 
 

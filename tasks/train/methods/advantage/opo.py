@@ -5,7 +5,9 @@ log-probability is proportional to its length."""
 
 import numpy as np
 
-from tasks.train.rollouts import Floats, Rollouts, mixed_groups
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

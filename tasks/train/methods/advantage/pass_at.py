@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from tasks.common.params import at_least, settings
 from tasks.common.statistics import pass_at_k
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.advantage import rloo
-from tasks.train.rollouts import Floats, Ints, Rollouts
 from tasks.train.slots import Advantage
 
 

@@ -11,9 +11,11 @@ have a gradient, as rewards differ from predictions. Random projection replaces 
 
 import numpy as np
 
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.groups import group_means
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.methods.advantage import probe, rloo
 from tasks.train.methods.advantage.probe import EXAMPLE, Settings
-from tasks.train.rollouts import Features, Floats, Ints, Rollouts, group_means
 from tasks.train.slots import Advantage
 
 __all__ = ["EXAMPLE", "Method", "Settings"]

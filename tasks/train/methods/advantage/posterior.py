@@ -27,9 +27,11 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import settings
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import ROUNDING
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.advantage.one_sided import evenest_share
 from tasks.train.methods.pass_rates import Belief, PassRates, PriorSettings
-from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Advantage
 
 reads_prompts = True

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import above_zero, at_least, settings, share
-from tasks.train.rollouts import Floats, Singles
+from tasks.train.data.columns import Floats, Singles
 
 SEED = 0  # seed of the projection, which is the same in every run
 

@@ -7,7 +7,8 @@ the same paper."""
 from typing import Literal
 
 from tasks.common.params import settings
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

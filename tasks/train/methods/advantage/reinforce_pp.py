@@ -10,7 +10,9 @@ of the step's tokens is also subtracted."""
 import numpy as np
 
 from tasks.common.params import settings
-from tasks.train.rollouts import ROUNDING, Floats, Rollouts, centred_rewards
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import ROUNDING, centred_rewards
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

@@ -5,7 +5,9 @@ It is Dr. GRPO's advantage times G / (G - 1): a rollout's own reward is not in i
 
 import numpy as np
 
-from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.groups import centred_rewards, group_means
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 

@@ -15,8 +15,9 @@ where the probe is wrong."""
 import numpy as np
 
 from tasks.common.params import settings, share
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.methods.advantage import probe, rloo
-from tasks.train.rollouts import Features, Floats, Ints, Rollouts
 from tasks.train.slots import Advantage
 
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import at_least, settings
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.plan import Plan
+from tasks.train.data.prompts import GroupRequest
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control import plan as follow
-from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Rollouts, mixed_groups
 from tasks.train.slots import SoFar
 
 

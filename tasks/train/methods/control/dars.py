@@ -18,9 +18,10 @@ from typing import Literal
 import numpy as np
 
 from tasks.common.params import ParamsError, at_least, settings
+from tasks.train.data.plan import Plan
+from tasks.train.data.prompts import GroupRequest
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control import plan as follow
-from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Rollouts
 from tasks.train.slots import SoFar
 
 Schedule = Literal["equal", "hard"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
-from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, Ints, Rollouts
 
 NONE, SOME, ALL = 0, 1, 2
 

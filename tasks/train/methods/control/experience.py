@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import settings, share
+from tasks.train.data.columns import Bools, Floats, Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.prompts import GroupRequest
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control.plan import next_visits
 from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
-from tasks.train.plan import Plan
-from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import SoFar
 
 

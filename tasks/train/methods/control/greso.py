@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import above_zero, at_least, settings, share
-from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.prompts import GroupRequest
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Control, SoFar
 
 EASY_SHARE = 1 / 3  # share of all-correct groups in the target rate of dead groups

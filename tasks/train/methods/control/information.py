@@ -19,10 +19,11 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import ParamsError, at_least, settings
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
 from tasks.train.methods.pass_rates import Belief, PassRates, PriorSettings
-from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, Ints, Rollouts
 
 reads_prompts = True
 

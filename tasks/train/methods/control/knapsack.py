@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tasks.common.params import ParamsError, at_least, settings, share
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.prompts import GroupRequest
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control import plan as follow
-from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import SoFar
 
 

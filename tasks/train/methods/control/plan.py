@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Ints
+from tasks.train.data.columns import Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.prompts import GroupRequest
 from tasks.train.slots import Control, SoFar
 
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tasks.common.params import ParamsError, above_zero, at_least, settings, share
-from tasks.train.plan import Plan
-from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
+from tasks.train.data.columns import Bools, Floats, Ints
+from tasks.train.data.plan import Plan
+from tasks.train.data.prompts import GroupRequest
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Control, SoFar
 
 MEDIAN_WINDOW = 1024  # rollouts in the running median of lengths

@@ -21,7 +21,8 @@ import numpy as np
 
 from tasks.common.params import ParamsError, settings
 from tasks.engines.engine import Engine, Request, Samples, ScheduledEngine
-from tasks.train.rollouts import Floats, Ints, Rollouts
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Asked, Generate
 
 Order = Literal["fifo", "sjf", "lpt"]

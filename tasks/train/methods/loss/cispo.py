@@ -4,9 +4,9 @@
 Every token keeps its gradient, even beyond the cap; with `clip`, rare tokens lose theirs first."""
 
 from tasks.common.params import above_zero, settings
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings

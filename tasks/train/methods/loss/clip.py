@@ -13,9 +13,9 @@ arXiv 2505.07291): the plain clip lets a negative advantage through at any ratio
 from typing import TYPE_CHECKING
 
 from tasks.common.params import ParamsError, at_least, settings
+from tasks.train.data.tokens import Gains, Level, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Level, Normalize, Tokens
 
 if TYPE_CHECKING:
     import torch

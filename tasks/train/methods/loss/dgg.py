@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tasks.common.params import above_zero, at_least, settings
+from tasks.train.data.columns import Floats
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import Floats
 from tasks.train.slots import Bonus
 
 NOTHING = np.zeros(0)

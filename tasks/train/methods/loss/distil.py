@@ -10,9 +10,9 @@ times the estimator's advantage is added; 0 ignores the verifier. Left out: the 
 over the vocabulary, and the influence of a token on later positions."""
 
 from tasks.common.params import above_zero, at_least, settings
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings

@@ -12,9 +12,9 @@ paper, otherwise the old policy."""
 from typing import TYPE_CHECKING, Literal
 
 from tasks.common.params import above_zero, at_least, settings
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ One token with an extreme ratio moves a geometric mean less than an arithmetic o
 be wide. `clip` bounds the log-ratio. The average is over completions."""
 
 from tasks.common.params import above_zero, settings
+from tasks.train.data.tokens import Gains, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Tokens
 
 
 @settings

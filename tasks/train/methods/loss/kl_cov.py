@@ -12,10 +12,11 @@ required."""
 import numpy as np
 
 from tasks.common.params import ParamsError, at_least, settings
-from tasks.train.rollouts import Bools, Rollouts
+from tasks.train.data.columns import Bools
+from tasks.train.data.rollouts import Rollouts
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 LEAST = 1.0e-4  # log-ratio above which a token has moved; float32 rounds by less
 

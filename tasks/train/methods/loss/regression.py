@@ -9,10 +9,10 @@ several updates, without clipping. At the reference the gradient is REINFORCE's 
 from typing import TYPE_CHECKING
 
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import StepTotals
+from tasks.train.data.rollouts import StepTotals
+from tasks.train.data.tokens import Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Tokens
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ REINFORCE's at ratio 1 and fades on both sides. With `tau_negative` above `tau_p
 faster if the advantage is not positive."""
 
 from tasks.common.params import above_zero, settings
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings

@@ -11,10 +11,11 @@ import math
 import numpy as np
 
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import Bools, Rollouts
+from tasks.train.data.columns import Bools
+from tasks.train.data.rollouts import Rollouts
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings

@@ -11,10 +11,10 @@ paper's `power` is 0.5, and 1.0 is its linear option."""
 import numpy as np
 
 from tasks.common.params import ParamsError, at_least, settings
-from tasks.train.rollouts import Floats
+from tasks.train.data.columns import Floats
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 
 @settings

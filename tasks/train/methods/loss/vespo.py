@@ -8,9 +8,9 @@ which does not multiply the gradient again. A token of weight 0 is removed, and 
 As in TRL, the average is over tokens."""
 
 from tasks.common.params import at_least, settings
+from tasks.train.data.tokens import Gains, Normalize, Tokens
 from tasks.train.settings import Entropy
 from tasks.train.slots import Loss
-from tasks.train.tokens import Gains, Normalize, Tokens
 
 LARGEST = 80.0  # largest log-ratio whose exponential float32 can represent
 LEAST = 1e-8  # smallest weight of a token in the product

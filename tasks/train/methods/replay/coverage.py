@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from tasks.common.params import at_least, settings
+from tasks.train.data.columns import OWN_TOKENS, Floats, Ints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.replay import recent
 from tasks.train.methods.replay.recent import Settings as Recent
 from tasks.train.methods.shape.repetition import turns
-from tasks.train.rollouts import OWN_TOKENS, Floats, Ints, Rollouts
 
 Grams = set[tuple[int, ...]]
 

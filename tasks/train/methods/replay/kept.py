@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tasks.train.rollouts import Ints, Rollouts
+from tasks.train.data.columns import Ints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.settings import BatchSettings
 
 

@@ -11,9 +11,10 @@ import logging
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
+from tasks.train.data.columns import nested
+from tasks.train.data.profile import Profile
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.replay.kept import State, cost_Q, state_of
-from tasks.train.profile import Profile
-from tasks.train.rollouts import Rollouts, nested
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay, Score
 

@@ -9,8 +9,10 @@ of a replayed rollout was charged when it was fresh. Scores of composite rewards
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
+from tasks.train.data.columns import Ints
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Rollouts, make_rollouts, merge
 from tasks.train.methods.replay.kept import cost_Q, drawn, state_of
-from tasks.train.rollouts import Ints, Rollouts, make_rollouts, merge, mixed_groups
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
 

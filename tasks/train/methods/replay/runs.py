@@ -17,8 +17,10 @@ import polars as pl
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.params import settings, share
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.prompts import Prompts, rows_of
+from tasks.train.data.rollouts import Rollouts, make_rollouts, merge
 from tasks.train.methods.replay.kept import drawn
-from tasks.train.rollouts import Prompts, Rollouts, make_rollouts, merge, mixed_groups, rows_of
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
 

@@ -11,8 +11,9 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import at_least, settings
+from tasks.train.data.columns import Ints
+from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.methods.replay.kept import State, to_table
-from tasks.train.rollouts import Ints, Rollouts, make_rollouts
 from tasks.train.slots import Replay, Score
 
 

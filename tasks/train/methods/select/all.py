@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tasks.train.rollouts import Bools, Rollouts
+from tasks.train.data.columns import Bools
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Select
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from tasks.train.data.columns import Ints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.select.keep import EXAMPLE, KeepInGroups, Settings
-from tasks.train.rollouts import Ints, Rollouts
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
 

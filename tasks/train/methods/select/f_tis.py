@@ -10,7 +10,9 @@ method's name is `train.correction: {level: token, cap: 2.0}`."""
 import numpy as np
 
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import Bools, Features, Floats, Rollouts, group_means
+from tasks.train.data.columns import Bools, Floats
+from tasks.train.data.groups import group_means
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.slots import Select
 
 

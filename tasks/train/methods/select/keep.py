@@ -3,7 +3,8 @@
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.rollouts import Bools, Ints, Rollouts
+from tasks.train.data.columns import Bools, Ints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Select
 
 

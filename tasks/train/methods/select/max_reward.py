@@ -3,8 +3,9 @@ badly (arXiv 2504.13818)."""
 
 import numpy as np
 
+from tasks.train.data.columns import Ints
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.select.keep import EXAMPLE, KeepInGroups, Settings
-from tasks.train.rollouts import Ints, Rollouts
 
 __all__ = ["EXAMPLE", "Method", "Settings"]
 

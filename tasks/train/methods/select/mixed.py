@@ -7,7 +7,9 @@ not charged, and with `train.divisor: kept` they are not in the loss's denominat
 
 import numpy as np
 
-from tasks.train.rollouts import Bools, Rollouts, mixed_groups
+from tasks.train.data.columns import Bools
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Select
 
 

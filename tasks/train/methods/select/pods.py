@@ -13,8 +13,10 @@ still counts it as `keep` rollouts, so `drop_dead` does not change the prompts o
 import numpy as np
 
 from tasks.common.params import settings
+from tasks.train.data.columns import Bools, Floats, Ints
+from tasks.train.data.groups import mixed_groups
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.select import keep
-from tasks.train.rollouts import Bools, Floats, Ints, Rollouts, mixed_groups
 
 
 @settings

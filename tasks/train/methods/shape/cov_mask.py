@@ -9,7 +9,8 @@ update of a batch as in the paper. The log-probabilities cost a pass, charged as
 import numpy as np
 
 from tasks.common.params import ParamsError, above_zero, settings, share
-from tasks.train.rollouts import Features, Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.slots import Shape
 
 

@@ -8,8 +8,10 @@ largest of the whole batch. Left out: a larger batch of prompts, so that updates
 
 import numpy as np
 
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import ROUNDING
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.shape.pruned_po import Settings
-from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Shape
 
 

@@ -7,7 +7,9 @@ scoring; the update still computes every token."""
 import numpy as np
 
 from tasks.common.params import above_zero, settings, share
-from tasks.train.rollouts import ROUNDING, Features, Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import ROUNDING
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.slots import Shape
 
 

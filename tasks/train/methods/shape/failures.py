@@ -7,7 +7,8 @@ that drops groups of equal rewards is refused."""
 
 import numpy as np
 
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

@@ -14,7 +14,9 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import ParamsError, above_zero, at_least, settings, share
-from tasks.train.rollouts import ROUNDING, Floats, Ints, Rollouts, group_means
+from tasks.train.data.columns import Floats, Ints
+from tasks.train.data.groups import ROUNDING, group_means
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 reads_prompts = True

@@ -11,8 +11,9 @@ the random gate with a price, and other priorities."""
 import numpy as np
 
 from tasks.common.params import above_zero, settings, share
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.shape.entropy_mask import of_largest
-from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.slots import Shape
 
 

@@ -6,7 +6,8 @@ gains `weight` * x, and a wrong one only if x is negative. Groups of equal lengt
 import numpy as np
 
 from tasks.common.params import above_zero, settings
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

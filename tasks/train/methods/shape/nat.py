@@ -11,7 +11,8 @@ masking tokens independently, which saves no compute."""
 import numpy as np
 
 from tasks.common.params import settings, share
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

@@ -12,7 +12,8 @@ the weight would shrink with the dropped ones."""
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

@@ -8,7 +8,9 @@ times A. The log-probabilities cost a pass over the step's rollouts, which is ch
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.rollouts import Features, Floats, Rollouts, group_means
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import group_means
+from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.slots import Shape
 
 

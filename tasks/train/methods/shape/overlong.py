@@ -6,7 +6,8 @@ The penalty is 0 until the last `share` of the limit, then grows linearly to 1 a
 import numpy as np
 
 from tasks.common.params import above_zero, settings, share
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

@@ -10,7 +10,9 @@ before they are sampled, and the packing of pruned batches."""
 import numpy as np
 
 from tasks.common.params import ParamsError, settings
-from tasks.train.rollouts import ROUNDING, Floats, Rollouts, group_means
+from tasks.train.data.columns import Floats
+from tasks.train.data.groups import ROUNDING, group_means
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

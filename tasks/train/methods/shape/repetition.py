@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 
 from tasks.common.params import above_zero, at_least, settings
-from tasks.train.rollouts import OWN_TOKENS, Floats, Rollouts
+from tasks.train.data.columns import OWN_TOKENS, Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

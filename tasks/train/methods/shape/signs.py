@@ -6,7 +6,8 @@ reinforcement, (0, 1) its negative-sample reinforcement, and (0.1, 1) its weight
 import numpy as np
 
 from tasks.common.params import at_least, settings
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.data.columns import Floats
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
 

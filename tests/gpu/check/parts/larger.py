@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from tasks.benchmark.cells import CellLayout, fit_plan
-from tasks.benchmark.protocol import BenchmarkCell
+from flows.benchmark.cells import CellLayout, fit_plan
+from flows.benchmark.protocol import BenchmarkCell
 from tasks.common.artifacts import Layout
 from tasks.common.checksums import read_checked
 from tasks.common.files import read_json, write_json
