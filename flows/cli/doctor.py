@@ -7,8 +7,8 @@ model. The flow makes the same checks before the first stale stage."""
 import argparse
 
 from flows.cli import costs, flags
-from flows.pipeline import roots
 from flows.doctor.health import findings, listed
+from flows.pipeline import roots
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.cli import costs, flags
-from flows.pipeline import commands, lock, reasons, roots, selection
+from flows.pipeline import commands, lock, reasons, roots, selection, status
 from flows.pipeline.request import FlowRequest
 from flows.pipeline.roots import Root
 from flows.pipeline.stages import CODE, changes_of, explain, forced_of
-from flows.pipeline import status
 from tasks.common import params
 from tasks.common.config.editing import overridden
 from tasks.common.files import ArtifactError

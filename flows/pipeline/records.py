@@ -18,12 +18,11 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
-from flows.pipeline import commands
+from flows.pipeline import commands, status
 from flows.pipeline.output import Output
 from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
 from flows.pipeline.stages import Stages
-from flows.pipeline import status
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.params import coordinates

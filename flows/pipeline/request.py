@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.doctor import health
-from flows.pipeline import commands, lock, overrides, roots
+from flows.pipeline import commands, lock, overrides, roots, status
 from flows.pipeline.roots import MAIN, Root
 from flows.pipeline.selection import choose
 from flows.pipeline.stages import Stages
-from flows.pipeline import status
 from tasks.common import params, recipes
 from tasks.common.config.editing import set_values
 from tasks.common.files import write_text

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from tabulate import tabulate
 
 from flows.cli import flags
-from flows.pipeline import commands, request
-from flows.pipeline import status
+from flows.pipeline import commands, request, status
 from flows.upkeep import places
 
 

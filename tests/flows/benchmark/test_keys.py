@@ -32,7 +32,7 @@ def keys(root: Path, values: dict[str, Any] = VALUES) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the code."""
-    return copy_project(tmp_path_factory.mktemp("tree"), "tasks", *PINS)
+    return copy_project(tmp_path_factory.mktemp("tree"), "tasks", "flows", *PINS)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def changed(tree: Path) -> Iterator[Any]:
     before, texts = keys(tree), dict[Path, str]()
 
     def change(name: str) -> set[str]:
-        path = tree / "tasks" / name
+        path = tree / ("" if name.startswith("flows") else "tasks") / name
         texts[path] = path.read_text()
         path.write_text(f"{texts[path]}\nMORE = 1\n")
         clear_caches()
@@ -76,9 +76,9 @@ def clear_caches() -> None:
         ("policy/training.py", {*RECIPES}),
         ("ingest/splits.py", {*RECIPES}),
         ("grading/verifiers/numeric.py", {*RECIPES}),
-        ("benchmark/cells.py", {*RECIPES}),
+        ("flows/benchmark/cells.py", {*RECIPES}),
         ("common/accounting/device_time.py", {*RECIPES}),
-        ("benchmark/tables.py", set()),
+        ("flows/benchmark/tables.py", set()),
     ],
 )
 def test_a_key_covers_the_code_that_its_cell_can_run(
