@@ -34,10 +34,12 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
     sure = f"95 % interval over {found['over']}, {seeds}: {points_words(found)}"
     if is_apart(found):
         word, less = "more" if points > 0 else "fewer", ""
-        if (times := times_less(summary)) is not None:
-            what = "fewer rollouts" if budget_account(budget) == "rollouts" else "less compute"
-            end = f"for what `{reference}` ends with"
-            less = f"; on validation it needed {times:.1f} times {what} {end}"
+        if (times := compute_ratio(summary)) is not None:
+            what = "rollouts" if budget_account(budget) == "rollouts" else "compute"
+            less = (
+                f"; on validation `{reference}` needed {times:.1f} times the {what} to reach its "
+                "final accuracy"
+            )
         return (
             f"{start} `{chosen}` reaches {reached(mine)}, {abs(points):.1f} points {word} than "
             f"`{reference}` ({sure}){less}."
@@ -69,13 +71,13 @@ def reached(summary: Mapping[str, Any]) -> str:
     return f"{summary['pass_at_1']['mean']:.1%}"
 
 
-def times_less(summary: Mapping[str, Any]) -> float | None:
-    """Return how many times less compute the compared recipe needed for the reference's final
+def compute_ratio(summary: Mapping[str, Any]) -> float | None:
+    """Return the compute of the reference / that of the compared recipe, to the reference's final
     accuracy, by the fitted validation curves. Return None if it is unknown or not above 1, or if
     the difference on test is not significant."""
     if (chosen := compared(summary)) is None:
         return None
-    times = summary["points"][chosen][-1]["times_less"]["times"]
+    times = summary["points"][chosen][-1]["compute_ratio"]["times"]
     is_told = is_apart(summary["recipes"][chosen]["differences"]["reference"])
     return float(times) if is_told and times is not None and times > 1.0 else None
 

@@ -48,12 +48,12 @@ def budget_account(budget: Budget | None) -> str:
 
 def point_of(mine: Point, other: Point | None, fit: Fitted, reference: Fitted) -> Point:
     """Return a recipe's point at one share: its mean `accuracy` over the seeds; the difference from
-    the reference with the 95 % interval; and `times_less`, the factor by which it needed less
-    compute for the reference's accuracy at this share, with the interval (None beyond the compute
-    spent). The reference is not compared with itself."""
+    the reference with the 95 % interval; and `compute_ratio`, the compute of the reference / that
+    of the recipe, to the reference's accuracy at this share, with the interval (None beyond the
+    compute spent). The reference is not compared with itself."""
     found = {"share": mine["share"], "accuracy": mine["accuracy"]}
     if other is None or fit is reference:
-        return {**found, "over_reference": None, "times_less": None}
+        return {**found, "over_reference": None, "compute_ratio": None}
     rng = np.random.default_rng(0)  # the draws are the same in every run of the report
     drawn, beside = (
         rng.permutation([float(draw.at(np.array(place["compute"]))) for draw in fitted.draws])
@@ -64,4 +64,4 @@ def point_of(mine: Point, other: Point | None, fit: Fitted, reference: Fitted) -
     needed = fit.compute_to(other["accuracy"])
     times, high, low = (other["compute"] / x if x else None for x in needed.values())
     less = {"times": times, "low": low, "high": high}
-    return {**found, "over_reference": over, "times_less": less}
+    return {**found, "over_reference": over, "compute_ratio": less}

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.common.artifacts import CURVE
 from tasks.report.curves import Monotone, comparable, fit_curve, monotone
-from tasks.report.views.tables import times_words
+from tasks.report.views.tables import ratio_words
 
 
 def rng() -> np.random.Generator:
@@ -65,8 +65,8 @@ def test_first_touch_of_a_noisy_curve_is_too_early_unlike_the_fit() -> None:
 def test_an_accuracy_that_is_not_reached_has_no_compute() -> None:
     needed = fit_curve([points(np.linspace(0.4, 0.5, 11))], "charged", 200, rng()).compute_to(0.6)
     assert needed["flops"] is None
-    assert times_words({"times": None, "low": None, "high": 1.2}) == "–"
-    assert times_words({"times": 1.5, "low": None, "high": 2.04}) == "1.5 (– to 2.0)"
+    assert ratio_words({"times": None, "low": None, "high": 1.2}) == "–"
+    assert ratio_words({"times": 1.5, "low": None, "high": 2.04}) == "1.5 (– to 2.0)"
 
 
 def test_seeds_that_disagree_widen_the_band() -> None:

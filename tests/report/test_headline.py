@@ -34,7 +34,7 @@ def recipe(
 
 def summary(times: float | None = 1.6, **recipes: dict[str, Any]) -> dict[str, Any]:
     """Return a summary in which each recipe needs `times` less compute than grpo."""
-    points = {name: [{"times_less": {"times": times}}] for name in recipes}
+    points = {name: [{"compute_ratio": {"times": times}}] for name in recipes}
     named = {"grpo": recipe(0.383, 0.40), **recipes}
     return {"reference": "grpo", "recipes": named, "points": points}
 
@@ -43,8 +43,8 @@ def test_a_significant_difference() -> None:
     words = headline(summary(winnow=recipe(0.412, 0.45, (0.008, 0.029, 0.050))), BUDGET)
     assert words == (
         "At 600 GFLOPs executed `winnow` reaches 41.2 %, 2.9 points more than `grpo` (95 % "
-        "interval over prompts, one seed, without training noise: +0.8 to +5.0); on validation it "
-        "needed 1.6 times less compute for what `grpo` ends with."
+        "interval over prompts, one seed, without training noise: +0.8 to +5.0); on validation "
+        "`grpo` needed 1.6 times the compute to reach its final accuracy."
     ).replace(" %,", "%,")
 
 
@@ -52,7 +52,7 @@ def test_a_loss_is_stated_and_claims_no_saving() -> None:
     lost = recipe(0.35, 0.41, (-0.05, -0.033, -0.01))
     words = headline(summary(None, winnow=lost), BUDGET)
     assert "3.3 points fewer than `grpo`" in words
-    assert "times less" not in words
+    assert "times the compute" not in words
 
 
 def test_an_insignificant_difference_names_the_required_prompts() -> None:
@@ -93,7 +93,7 @@ def test_the_compared_recipe_is_chosen_by_validation() -> None:
 def test_the_sentence_begins_with_the_budget(budget: Budget | None, start: str) -> None:
     words = headline(summary(winnow=recipe(0.412, 0.45, (0.008, 0.029, 0.050))), budget)
     assert words.startswith(start)
-    assert ("1.6 times fewer rollouts for" in words) == (budget is not None)
+    assert ("needed 1.6 times the rollouts to" in words) == (budget is not None)
 
 
 def test_a_single_recipe_has_no_comparison() -> None:

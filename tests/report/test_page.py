@@ -105,7 +105,7 @@ def test_an_arrow_shows_the_saving_of_the_first_sentence() -> None:
     """The reference ends at 40 % with 8 GFLOPs; sgpo reaches it with 5."""
     curve = Monotone(np.array([0.0, 10e9]), np.array([0.2, 0.6]))
     difference = {"reference": {"low": 0.1, "high": 0.2}}
-    points = {"grpo": [{"accuracy": 0.4}], "sgpo": [{"times_less": {"times": 1.6}}]}
+    points = {"grpo": [{"accuracy": 0.4}], "sgpo": [{"compute_ratio": {"times": 1.6}}]}
     mine = {"validation": {"mean": 0.6}, "flops_charged_mixed": {"mean": 1.0}}
     recipes = {"grpo": {}, "sgpo": {**mine, "differences": difference}}
     results: Any = SimpleNamespace(
@@ -117,7 +117,7 @@ def test_an_arrow_shows_the_saving_of_the_first_sentence() -> None:
     draw_arrow(axes, results, "executed", "#000000")
     arrow, label = axes.texts
     assert (arrow.xy, arrow.xyann) == (pytest.approx((5.0, 0.4)), pytest.approx((8.0, 0.4)))
-    assert label.get_text() == "1.6 times less"
+    assert label.get_text() == "compute / 1.6"
 
 
 def test_a_figure_has_at_most_as_many_recipes_as_colours() -> None:
@@ -145,6 +145,6 @@ def test_plots_have_the_pages_colours_and_the_groups_of_the_reference(reported: 
             (colour,) = re.findall(rf"--c{number}: (#[0-9a-f]{{6}});", style)
             assert colour in picture
     assert ">test pass@1</text>" in light
-    assert "times less" not in light  # the two do not differ on test
+    assert "compute /" not in light  # the two do not differ on test
     for words, share in {"all wrong": 13, "mixed": 77, "all right": 10}.items():
         assert re.search(rf">{words}</text>.{{,40}}<text[^>]*>{share}%</text>", light, re.DOTALL)

@@ -117,11 +117,11 @@ def test_compute_to_the_reference_counts_profiling(found: Results) -> None:
     assert (end["share"], end["accuracy"]) == (1.0, pytest.approx(0.56))
     assert end["over_reference"]["mean"] == pytest.approx(0.03)
     assert end["over_reference"]["low"] < 0.03 < end["over_reference"]["high"]
-    less = end["times_less"]
+    less = end["compute_ratio"]
     assert less["times"] == pytest.approx(600 / (80 + 200 * 0.13 / 0.16), rel=0.1)
     assert less["low"] is None or less["low"] < less["times"] < less["high"]
     (reference,) = found.summary["points"]["grpo"]
-    assert (reference["over_reference"], reference["times_less"]) == (None, None)
+    assert (reference["over_reference"], reference["compute_ratio"]) == (None, None)
 
 
 def test_a_budget_compares_at_every_branch(layout: Layout) -> None:
@@ -137,7 +137,7 @@ def test_a_budget_compares_at_every_branch(layout: Layout) -> None:
     assert quarter["over_reference"]["mean"] == pytest.approx(0.04)
     # grpo: 2 / 7 of 900; sgpo from 0.40 at 100 to 0.49 at 100 + 2 / 7 of 300
     needed = 100 + 300 * 2 / 7 * (0.45 - 0.40) / (0.49 - 0.40)
-    assert quarter["times_less"]["times"] == pytest.approx(900 * 2 / 7 / needed)
+    assert quarter["compute_ratio"]["times"] == pytest.approx(900 * 2 / 7 / needed)
     assert row(found, "sgpo", 0)["validation_at"] == {"0.25": pytest.approx(0.49)}
     words = text_table(found)
     assert re.search(r"^sgpo +25% +49\.0% +\+4\.0 \(.*\) +\d\.\d \(", words, re.MULTILINE)

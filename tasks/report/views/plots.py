@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tasks.report.curves import AXES, COMPARED, axis_unit, axis_words
-from tasks.report.headline import compared, times_less
+from tasks.report.headline import compared, compute_ratio
 from tasks.report.points import budget_account
 from tasks.report.results import Results
 from tasks.report.views.charts import NUM_COLOURS
@@ -101,7 +101,7 @@ def draw_arrow(axes: Axes, results: Results, account: str, ink: str) -> None:
     """Draw an arrow from the end of the reference to the point where the compared recipe reached
     the same accuracy, if it needed less compute."""
     summary = results.summary
-    times, chosen = times_less(summary), compared(summary)
+    times, chosen = compute_ratio(summary), compared(summary)
     if times is None or chosen is None:
         return
     target = summary["points"][summary["reference"]][-1]["accuracy"]
@@ -111,7 +111,7 @@ def draw_arrow(axes: Axes, results: Results, account: str, ink: str) -> None:
     arrow = {"arrowstyle": "->", "color": ink, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (needed, target), (needed * times, target), arrowprops=arrow)
     place: Any = {"xytext": (0, 4), "textcoords": "offset points", "horizontalalignment": "center"}
-    axes.annotate(f"{times:.1f} times less", (needed * (1 + times) / 2, target), **place)
+    axes.annotate(f"compute / {times:.1f}", (needed * (1 + times) / 2, target), **place)
 
 
 def draw_tested(axes: Axes, results: Results, theme: Mapping[str, str]) -> None:

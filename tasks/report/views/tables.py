@@ -89,26 +89,26 @@ def differences(summary: Mapping[str, Any]) -> Captioned:
 def points_at_shares(summary: Mapping[str, Any]) -> Captioned:
     """Return a row for each recipe and share of the run (`report.points`)."""
     reference = summary["reference"]
-    headers = ("recipe", "share", "validation", f"over {reference}", "times less")
+    headers = ("recipe", "share", "validation", f"over {reference}", "compute ratio")
     rows = [
         (
             recipe,
             f"{point['share']:.0%}",
             share(point["accuracy"]),
             difference_words(point["over_reference"]),
-            times_words(point["times_less"]),
+            ratio_words(point["compute_ratio"]),
         )
         for recipe, points in summary["points"].items()
         for point in points
     ]
     caption = (
-        "Validation accuracy at shares of the run; times less compute to reach "
+        f"Validation at shares of the run; compute of {reference} / of the recipe, to "
         f"{reference}'s accuracy there:"
     )
     return caption, [headers, *rows]
 
 
-def times_words(found: Mapping[str, float | None] | None) -> str:
+def ratio_words(found: Mapping[str, float | None] | None) -> str:
     """Return a factor with its interval; a dash if it is unknown."""
     if found is None or found["times"] is None:
         return "–"
