@@ -1,6 +1,7 @@
 """The presets on rows of their form, and the settings of a source in params.yaml."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,24 @@ def test_gold_of_reasoning_gym_is_the_problem_without_its_place() -> None:
     assert len({row.prompt for row in kept}) == len({prompt_id(row) for row in kept}) < 99
 
 
+def test_gsm_symbolic_uses_the_templates_in_equal_shares() -> None:
+    settings = {"seed": 5, "num_prompts": 60, "templates": [6, 25, 26]}
+    kept, rejected = found({"preset": "gsm_symbolic", "settings": settings})
+    assert (len(kept), rejected) == (60, [])
+    assert Counter(row.level for row in kept) == {"6": 20, "25": 20, "26": 20}
+    assert all("units" not in row.prompt for row in kept)
+    assert all(
+        (row.solution or "").endswith(f"\n#### {row.answer}") for row in kept if row.level != "25"
+    )
+    assert None in {row.solution for row in kept}  # the solutions of template 25 are often wrong
+    shorter, _ = found({"preset": "gsm_symbolic", "settings": {**settings, "num_prompts": 20}})
+    assert shorter == kept[:20]
+    with pytest.raises(
+        ParamsError, match=r"gsm_symbolic: templates has \[32\]; reasoning_gym has 0"
+    ):
+        found({"preset": "gsm_symbolic", "settings": {**settings, "templates": [6, 32]}})
+
+
 def test_every_preset_declares_settings_and_one_reader() -> None:
     for name in names(presets):
         module = load(name)
@@ -181,8 +200,8 @@ def test_every_preset_declares_settings_and_one_reader() -> None:
     [
         (
             {"preset": "gsm9k"},
-            "preset is 'gsm9k'; use: apps, gsm8k, humaneval, ifeval, mapping, math, mbpp, "
-            "openai_chat, published, reasoning_gym, svamp, verl",
+            "preset is 'gsm9k'; use: apps, gsm8k, gsm_symbolic, humaneval, ifeval, mapping, math, "
+            "mbpp, openai_chat, published, reasoning_gym, svamp, verl",
         ),
         ({"settings": {"pth": "x"}}, "settings.pth is unknown; allowed: path, name, prompt"),
         ({"settings": {"golds": "some"}}, "golds is 'some'; allowed: any, all"),
