@@ -73,10 +73,11 @@ def allowed(relative: Path) -> set[str]:
 
 
 def is_settings(module: str, relative: Path) -> bool:
-    """Return whether a stage, or a package above the stages, imports settings of a stage."""
+    """Return whether a stage, or a package above the stages, imports settings of a stage, or what
+    follows from them (`needs`)."""
     package, _, name = module.removeprefix("tasks.").partition(".")
     is_above = relative.parts[0] == "tasks" and relative.parts[1] not in set(LAYERS) - {"code"}
-    return is_above and package != "code" and name.split(".")[0] == "settings"
+    return is_above and package != "code" and name.split(".")[0] in ("settings", "needs")
 
 
 def breaches(root: Path) -> Iterator[str]:

@@ -28,7 +28,7 @@ from tasks.common.files import digest, read_json, write_json
 from tasks.common.layout import Layout
 from tasks.common.stage import Stage
 from tasks.common.statistics import score_prompts
-from tasks.models.folder import reference_parameters
+from tasks.train import needs
 
 logger = logging.getLogger(__name__)
 
@@ -234,20 +234,22 @@ class Passes:
 def passes_of(train: Values, prompts: pl.DataFrame, parameters: int) -> Passes:
     """Return the passes that the methods in a recipe's section `train` require, for a policy with
     `parameters`. A method that reads the profile gets an empty one."""
-    # by name: no stage imports another
-    loading, profile = (importlib.import_module(f"tasks.train.{n}") for n in ("loading", "profile"))
+    # by name, because they import torch
+    names = ("loading", "data.profile")
+    loading, profile = (importlib.import_module(f"tasks.train.{name}") for name in names)
+    settings = needs.read_train(train)
     nothing = profile.Profile(SAMPLES.frame([]), profile.Prompts(prompts, encode=list))
     specs = [(slot, train[slot]) for slot in ("select", "advantage")]
     specs += [("shape", spec) for spec in train.get("shape", [])]
     methods = [loading.load_method(*spec, prompts=prompts, profile=nothing) for spec in specs]
     features = [method.features for method in methods if method.features]
     return Passes(
-        epochs=train["updates"]["epochs"],
-        num_scorings=recipes.num_scorings(train, has_features=bool(features)),
+        epochs=settings.updates.epochs,
+        num_scorings=needs.num_scorings(settings, has_features=bool(features)),
         has_norms=any(each.gradient_norms for each in features),
-        reference=reference_parameters(train, parameters) / parameters,
-        has_bonus=recipes.has_bonus(train),
-        prompt_gradient=train["prompt_gradient"],
+        reference=needs.reference_parameters(settings, parameters) / parameters,
+        has_bonus=needs.has_bonus(settings),
+        prompt_gradient=settings.prompt_gradient,
     )
 
 

@@ -26,6 +26,8 @@ from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, Problems
+from tasks.train import needs
+from tasks.train.settings import TrainSettings
 
 Values = Mapping[str, Any]
 Coordinates = tuple[str, str | None, int | None]
@@ -170,14 +172,14 @@ def of_policy(world: World) -> Cost:
 def training(world: World, recipe: str) -> Cost:
     """Return the cost of one run: rollouts, updates and validation, and, not in tokens, warm start
     and decayed branches."""
-    train = recipes.recipe(world.values, recipe)["train"]
+    train = needs.read_train(recipes.recipe(world.values, recipe)["train"])
     runs = [trained(world, recipe, plan) for plan in plans_of(world, recipe)]
     tokens = Range(*(run.rollouts * (run.prompt + run.completion) for run in runs))
     numbers = zip(*(run_flops(world, run, train) for run in runs), strict=True)
     generated, fixed, updated, overhead = (spanning(Range(*number)) for number in numbers)
-    num_samples, every = train["validation"]["num_samples"], train["validation"]["every_share"]
+    num_samples, every = train.validation.num_samples, train.validation.every_share
     prompts = world.prompts["validation"]
-    groups = prompts * (1.0 / every + 1.0 + len(train["branches"]))
+    groups = prompts * (1.0 / every + 1.0 + len(train.branches))
     per_call = max(prompts.middle * num_samples, 1.0)
     validation, tails = sampled(world, groups, num_samples, drifted(world), per_call)
     tokens += groups * num_samples * (world.prompt + drifted(world))
@@ -189,7 +191,9 @@ def training(world: World, recipe: str) -> Cost:
     return replace(spent(*total, world.training_gpus), validation=validation)
 
 
-def run_flops(world: World, run: Planned, train: Values) -> tuple[float, float, float, float]:
+def run_flops(
+    world: World, run: Planned, train: TrainSettings
+) -> tuple[float, float, float, float]:
     """Return the FLOPs of sampling and of updates, each with those that its fixed time counts
     as."""
     policy, size = world.architecture, max(round(run.group_size), 1)
@@ -197,7 +201,7 @@ def run_flops(world: World, run: Planned, train: Values) -> tuple[float, float, 
     generated = generation_cost("executed", policy, budget.group(size, *lengths)) / size
     updated = budget.rollout_cost("executed", policy, run, train) - generated
     warm = budget.warm_start_cost("executed", policy, *lengths, train)
-    num = run.rollouts * (1.0 + train["decay_share"] * sum(train["branches"]))
+    num = run.rollouts * (1.0 + train.decay_share * sum(train.branches))
     calls = num_calls(world.values, num, run.completion, per_step)
     fixed = calls * world.fixed(CALL), num / per_step * world.fixed(UPDATE)
     return num * generated, fixed[0], num * updated + warm, fixed[1]
@@ -208,7 +212,7 @@ def plans_of(world: World, recipe: str) -> list[Planned]:
     with the expected ones, and with the most expensive ones. Without a usable profile, every prompt
     (strategy `uniform`) or a share of 5 % to 100 % (other strategies) gets the largest group."""
     chosen, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
-    spec, train = chosen["allocate"], chosen["train"]
+    spec, train = chosen["allocate"], needs.read_train(chosen["train"])
     with suppress(ParamsError):  # a plan may have no visit
         if world.profile is not None:
             compared = budget.compared_plan(world.values, world.profile, recipe)
@@ -219,7 +223,7 @@ def plans_of(world: World, recipe: str) -> list[Planned]:
     share = exactly(1.0) if spec["strategy"] == "uniform" else Range(0.05, 0.4, 1.0)
     rollouts = world.prompts["train"] * (world.values["allocate"]["passes"] * size) * share
     mixed = Range(0.1, 0.5, 1.0)
-    kept = exactly(1.0) if train["select"]["method"] == "all" else mixed
+    kept = exactly(1.0) if train.select["method"] == "all" else mixed
     parts = zip(rollouts, world.prompt, world.completion, kept, mixed, strict=True)
     return [Planned(part[0], size, *part[1:]) for part in parts]
 
@@ -229,7 +233,8 @@ def trained(world: World, recipe: str, plan: Planned) -> Planned:
     chosen, limit = recipes.recipe(world.values, recipe), budget.budget_of(world.values)
     is_charged = limit is not None and budget.is_profile_charged(chosen)
     profile = of_profile(world, limit.account).middle if limit and is_charged else 0.0
-    rollouts = budget.rollouts_of(limit, world.architecture, plan, chosen["train"], profile)
+    train = needs.read_train(chosen["train"])
+    rollouts = budget.rollouts_of(limit, world.architecture, plan, train, profile)
     return replace(plan, rollouts=rollouts)
 
 
@@ -262,7 +267,8 @@ def refusals(
         is_charged = budget.is_profile_charged(chosen)
         least = [*of_profile(world, limit.account)][place] if is_charged else 0.0
         lengths = [*world.prompt][place], [*world.completion][place]
-        warm = budget.warm_start_cost(limit.account, world.architecture, *lengths, chosen["train"])
+        train = needs.read_train(chosen["train"])
+        warm = budget.warm_start_cost(limit.account, world.architecture, *lengths, train)
         problems.of(budget.require_rest, limit, name, least, warm, verb)
     return problems.messages
 
@@ -280,6 +286,7 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
     """Return how many rollouts, steps and passes a cell's budget allows, its executed FLOPs and
     those of validation, and its hours and GPU-hours, including a profile that it pays for."""
     chosen, plans = recipes.recipe(world.values, recipe), plans_of(world, recipe)[::-1]
+    train = needs.read_train(chosen["train"])
     rollouts = [trained(world, recipe, plan).rollouts for plan in plans]  # the longest first
     passes = sorted(num / plan.rollouts for num, plan in zip(rollouts, plans, strict=True))
     total = training(world, recipe)
@@ -287,7 +294,7 @@ def fit(world: World, recipe: str) -> dict[str, Range]:
         total += cost(world, ("profile", None, None))
     return {
         "rollouts": Range(*rollouts),
-        "steps": Range(*rollouts) * (1.0 / budget.step_size(plans[0], chosen["train"])),
+        "steps": Range(*rollouts) * (1.0 / budget.step_size(plans[0], train)),
         "passes": Range(*passes) * float(world.values["allocate"]["passes"]),
         "FLOPs": total.flops,
         "validation": total.validation,

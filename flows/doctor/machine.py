@@ -8,7 +8,7 @@ from flows.doctor.places import Model, Values
 from tasks.common.files import ArtifactError
 from tasks.engines.memory import WEIGHT, check_memory, training_memory
 from tasks.engines.options import PARTS
-from tasks.models.folder import reference_parameters
+from tasks.train import needs
 
 
 def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
@@ -45,7 +45,9 @@ def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
         model.num_parameters if train["dtype"] == "bfloat16" and weight == WEIGHT[32] else 0,
         model.vocab_size or 0,
         num_trained=None if lora is None else 0,
-        num_reference=reference_parameters(train, model.num_parameters if lora is None else 0),
+        num_reference=needs.reference_parameters(
+            needs.read_train(train), model.num_parameters if lora is None else 0
+        ),
         tokens_per_chunk=learner["tokens_per_logprob_chunk"],
         num_shards=num_shards,
         optimizer_bits=train["optimizer_bits"],

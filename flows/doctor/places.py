@@ -39,6 +39,7 @@ from tasks.models.folder import (
 )
 from tasks.policy.settings import HUB as POLICY_HUB
 from tasks.policy.settings import Policy
+from tasks.train import needs
 
 Values = Mapping[str, Any]
 GIB = 2**30
@@ -99,7 +100,7 @@ def check_teachers(values: Values) -> list[str]:
     """Return the faults of the teacher folders that the experiment's recipes name."""
     found = []
     for name in values["experiment"]["recipes"]:
-        folder = recipes.teacher_of(recipes.recipe(values, name)["train"])
+        folder = needs.read_train(recipes.recipe(values, name)["train"]).reference.folder
         if folder is not None:
             prefix = f"recipe '{name}': train.reference.source"
             found += [f"{prefix}: {fault}" for fault in faults(folder)]

@@ -21,6 +21,7 @@ from tasks.common.accounting.success import without_success
 from tasks.common.artifacts import OUTCOMES
 from tasks.common.checksums import read_checked, read_note
 from tasks.common.layout import Layout
+from tasks.train.needs import read_train
 from tasks.train.settings import SLOTS, TrainSettings
 
 Values = Mapping[str, Any]
@@ -65,7 +66,7 @@ def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str
     """Return the forecast of the recipe `name` at `experiment.budget`; without a budget, for its
     whole plan, in the account `executed`."""
     chosen, limit = recipes.recipe(values, name), budget.budget_of(values)
-    account, train = limit.account if limit else "executed", chosen["train"]
+    account, train = limit.account if limit else "executed", read_train(chosen["train"])
     card = read_checked(layout.policy_card)
     architecture = Architecture(**{key: card[key] for key in Architecture.__dataclass_fields__})
     compared = budget.compared_plan(values, profile, name)
@@ -87,13 +88,13 @@ def forecast_of(values: Values, layout: Layout, profile: pl.DataFrame, name: str
     )
 
 
-def left_out(train: Mapping[str, Any]) -> list[str]:
+def left_out(train: TrainSettings) -> list[str]:
     """Return the slots that the forecast does not model: those with a method other than the default
     or `mixed`, and `shape` if it is used."""
     plain = TrainSettings()
     counted = {slot: {getattr(plain, slot)["method"], "mixed"} for slot in SLOTS}
-    found = [slot for slot in SLOTS if train[slot]["method"] not in counted[slot]]
-    return found + ["shape"] * bool(train["shape"])
+    found = [slot for slot in SLOTS if getattr(train, slot)["method"] not in counted[slot]]
+    return found + ["shape"] * bool(train.shape)
 
 
 def prompts_words(profile: pl.DataFrame) -> str:

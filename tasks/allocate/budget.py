@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.forecast import completed, kept_shares, num_demonstrations, reading_slots
+from tasks.allocate.forecast import kept_shares, num_demonstrations
 from tasks.allocate.planning import load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings
 from tasks.allocate.visits import Compared, compare
@@ -30,7 +30,16 @@ from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import Budget, Experiment, ParamsError, section
 from tasks.common.statistics import POINT, half_width, mixed_probability, score_prompts
-from tasks.models.folder import reference_parameters
+from tasks.train.needs import (
+    declared,
+    has_bonus,
+    num_scorings,
+    num_stored,
+    read_train,
+    reading_slots,
+    reference_parameters,
+)
+from tasks.train.settings import TrainSettings
 
 Values = Mapping[str, Any]
 STRATEGIES = Path(__file__).parent / "strategies"
@@ -44,7 +53,8 @@ def budget_of(values: Values) -> Budget | None:
 def is_profile_charged(recipe: Values) -> bool:
     """Return whether the recipe's strategy, slots or warm start read the profile."""
     strategy = STRATEGIES / f"{recipe['allocate']['strategy']}.py"
-    return registry.declares(strategy, "reads_profile") or bool(reading_slots(recipe["train"]))
+    readers = reading_slots(read_train(recipe["train"]))
+    return bool(registry.declared(strategy, "reads_profile") or readers)
 
 
 def profile_cost(layout: Layout, account: str, architecture: Architecture) -> float:
@@ -100,14 +110,14 @@ class Planned:
     mixed: float
 
 
-def planned(compared: Compared, train: Values) -> Planned:
+def planned(compared: Compared, train: TrainSettings) -> Planned:
     """Return a plan's expected rollouts, lengths and shares; `train` is the recipe's section."""
     counted, lengths = compared.plan.counted, compared.profile["prompt_tokens"].to_numpy()
     correct, graded, sizes, visits, tokens = (
         counted[name].to_numpy() for name in ("correct", "graded", "group_size", "visits", "tokens")
     )
     mixed = mixed_probability(correct, graded, sizes, compared.prior)
-    kept, in_mixed = kept_shares(sizes, mixed, train["select"])
+    kept, in_mixed = kept_shares(sizes, mixed, train.select)
     rollouts = visits * sizes
     length, kept_mean, mixed_mean = (
         float(np.average(values, weights=rollouts)) for values in (tokens, kept, in_mixed)
@@ -119,50 +129,47 @@ def planned(compared: Compared, train: Values) -> Planned:
     )
 
 
-def reference_forwards(architecture: Architecture, train: Values) -> float:
+def reference_forwards(architecture: Architecture, train: TrainSettings) -> float:
     """Return the cost of the reference's forward pass relative to the policy's; 0 without a
     reference. All parameters of a teacher count as matmul parameters."""
     own = architecture.num_matmul_parameters
     return reference_parameters(train, own) / own
 
 
-def scoring_forwards(train: Values, plan: Planned) -> float:
-    """Return the policy's forward passes per rollout before updates: 1 if the step is scored, or 0.
-    The replay method `successes` adds an upper bound for stored rollouts that may join a group."""
-    num = float(recipes.num_scorings(train))
-    if train["replay"]["method"] != "successes":
-        return num
-    control, replay = (completed(slot, train[slot]) for slot in ("control", "replay"))
-    num_stored: int = replay["per_prompt"] if replay["per_prompt"] > 1 else 0
-    return num + float(control["share"] * num_stored / plan.group_size)
+def scoring_forwards(train: TrainSettings, plan: Planned) -> float:
+    """Return the policy's forward passes per rollout before updates, with an upper bound for stored
+    rollouts that may join a group."""
+    return num_scorings(train) + num_stored(train) / plan.group_size
 
 
-def rollout_cost(account: str, architecture: Architecture, plan: Planned, train: Values) -> float:
+def rollout_cost(
+    account: str, architecture: Architecture, plan: Planned, train: TrainSettings
+) -> float:
     """Return the cost, in the account, of generating and training on one rollout of the plan.
     Updates on rollouts without a gradient (there are none with a reference or entropy bonus) count
     only in `charged`. Not included: adapters' cheaper updates, replay, and features of slots."""
-    updates, reference = train["updates"], reference_forwards(architecture, train)
-    is_all = account == "charged" or reference > 0.0 or recipes.has_bonus(train)
+    updates, reference = train.updates, reference_forwards(architecture, train)
+    is_all = account == "charged" or reference > 0.0 or has_bonus(train)
     updated = plan.kept if is_all else plan.mixed
-    num_passes: float = updated * (3.0 * updates["epochs"] + reference)
+    num_passes: float = updated * (3.0 * updates.epochs + reference)
     num_passes += scoring_forwards(train, plan)
     size = max(round(plan.group_size), 1)
     rows = group(size, plan.prompt, plan.completion)
     generated = generation_cost(account, architecture, rows)
     passes, saved = num_passes * pass_cost(account, architecture, rows), 0.0
-    if not train["prompt_gradient"]:
-        saved = updated * 2.0 * updates["epochs"] * prompt_cost(account, architecture, rows)
+    if not train.prompt_gradient:
+        saved = updated * 2.0 * updates.epochs * prompt_cost(account, architecture, rows)
     return (generated + passes - saved) / size
 
 
 def warm_start_cost(
-    account: str, architecture: Architecture, prompt: float, completion: float, train: Values
+    account: str, architecture: Architecture, prompt: float, completion: float, train: TrainSettings
 ) -> float:
     """Return the cost of the recipe's warm start in the account, for prompts and completions of
     these lengths in tokens."""
     rows = group(1, prompt, completion)
     cost, saved = 3.0 * pass_cost(account, architecture, rows), 0.0
-    if not train["prompt_gradient"]:
+    if not train.prompt_gradient:
         saved = 2.0 * prompt_cost(account, architecture, rows)
     return num_demonstrations(train) * (cost - saved)
 
@@ -171,7 +178,7 @@ def rollouts_of(
     budget: Budget | None,
     architecture: Architecture,
     plan: Planned,
-    train: Values,
+    train: TrainSettings,
     profile: float,
 ) -> float:
     """Return the number of rollouts of a run, limited by `train.max_steps`: all that the budget
@@ -182,20 +189,20 @@ def rollouts_of(
         warm = warm_start_cost(budget.account, architecture, *lengths, train)
         left = max(budget.amount - profile - warm, 0.0)
         rollouts = left / rollout_cost(budget.account, architecture, plan, train)
-    if train["max_steps"] is not None:
-        rollouts = min(rollouts, train["max_steps"] * step_size(plan, train))
+    if train.max_steps is not None:
+        rollouts = min(rollouts, train.max_steps * step_size(plan, train))
     return rollouts
 
 
-def step_size(plan: Planned, train: Values) -> float:
+def step_size(plan: Planned, train: TrainSettings) -> float:
     """Return the number of rollouts that a step samples after the profile's were replayed."""
-    batch, size, replay = train["batch"], plan.group_size, completed("replay", train["replay"])
-    is_fresh = bool(reading_slots({"replay": replay})) or replay.get("folders") == []
+    batch, size, replay = train.batch, plan.group_size, train.replay
+    is_fresh = declared("replay", replay, "reads_profile") or replay.get("folders") == []
     share = 0.0 if is_fresh else replay.get("share", 0.0)
-    fresh = max(batch["size"] - int(share * batch["size"]), 1)
-    if batch["unit"] == "prompts":
+    fresh = max(batch.size - int(share * batch.size), 1)
+    if batch.unit == "prompts":
         return float(fresh * size)
-    counted = train["select"].get("keep", size) if batch["counts"] == "kept" else size
+    counted = train.select.get("keep", size) if batch.counts == "kept" else size
     return float(max(fresh * max(size / counted, 1.0), size))  # at least one group
 
 

@@ -1,7 +1,6 @@
 """The expected cost and yield of a plan, computed before training. Training does not read it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,27 +8,12 @@ import numpy.typing as npt
 import polars as pl
 
 from tasks.allocate.visits import Compared, Visits
-from tasks.common import recipes, registry
 from tasks.common.accounting.ledger import Architecture, charged_flops, paper_training_flops
 from tasks.common.statistics import mixed_probability
-from tasks.models.folder import reference_parameters
-
-METHODS = Path(__file__).parents[1] / "train" / "methods"
+from tasks.train.needs import declared, has_bonus, num_scorings, reading_slots, reference_parameters
+from tasks.train.settings import TrainSettings
 
 Floats = npt.NDArray[np.float64]
-
-
-def reading_slots(train: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a recipe's section `train` that read the profile's samples: slots whose
-    method reads them, and `warm_start` if its data is the profile."""
-    warm = (train.get("warm_start") or {}).get("data") == "profile"
-    return ["warm_start"] * warm + [
-        slot
-        for slot, spec in train.items()
-        if isinstance(spec, Mapping)
-        and "method" in spec
-        and registry.declares(METHODS / slot / f"{spec['method']}.py", "reads_profile")
-    ]
 
 
 def forecast(
@@ -38,12 +22,11 @@ def forecast(
     *,
     reads_profile: bool,
     strategy: str,
-    train: Mapping[str, Any],
+    train: TrainSettings,
 ) -> dict[str, Any]:
     """Return the expected cost and yield of the compared plan, and of a uniform plan with the
-    largest group size. `train` is the recipe's section, as in params.yaml."""
+    largest group size. `train` is the recipe's section."""
     profiled = compared.profile.select(profiled_tokens().sum()).item()
-    train = {**train, **{slot: completed(slot, train[slot]) for slot in ("select", "replay")}}
     shared, is_read = (compared, architecture, train), bool(reading_slots(train))
     return {
         "strategy": strategy,
@@ -54,11 +37,6 @@ def forecast(
             "group_size": int(compared.uniform.sizes[0]),
         },
     }
-
-
-def completed(slot: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a slot's settings with its method's defaults, which are read without an import."""
-    return {**registry.defaults(METHODS / slot / f"{spec['method']}.py"), **spec}
 
 
 def profiled_tokens() -> pl.Expr:
@@ -73,7 +51,7 @@ def expect(
     profiled: int,
     compared: Compared,
     architecture: Architecture,
-    train: Mapping[str, Any],
+    train: TrainSettings,
 ) -> dict[str, Any]:
     """Return the expected rollouts, mixed groups, tokens and FLOPs of visits for the policy that
     was profiled, with `profiled` tokens spent on the profile.
@@ -92,22 +70,22 @@ def expect(
     )
     rollouts, mixed = int(num_V @ sizes_V), float(num_V @ mixed_V)
     tokens_V = num_V * sizes_V * counted["tokens"].to_numpy()
-    select, updates, replay = train["select"], train["updates"], train["replay"]
-    kept_V, in_mixed_V = kept_shares(sizes_V, mixed_V, select)
+    updates, replay = train.updates, train.replay
+    kept_V, in_mixed_V = kept_shares(sizes_V, mixed_V, train.select)
     tokens, kept = float(tokens_V.sum()), float(tokens_V @ kept_V)
     parameters = reference_parameters(train, architecture.num_matmul_parameters)
-    is_all = parameters > 0 or recipes.has_bonus(train)
+    is_all = parameters > 0 or has_bonus(train)
     in_mixed = float(tokens_V @ (kept_V if is_all else in_mixed_V))
     share = replay.get("share", 0.0)  # of every batch; the rest is fresh
     replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
-    if reading_slots({"replay": replay}):
+    if declared("replay", replay, "reads_profile"):
         replayed = min(replayed, mixed_sample_tokens(visits, profile, replay.get("capacity")))
-    updated, in_mixed = (updates["epochs"] * (part + replayed) for part in (kept, in_mixed))
-    scored = (tokens + replayed) * recipes.num_scorings(train)
+    updated, in_mixed = (updates.epochs * (part + replayed) for part in (kept, in_mixed))
+    scored = (tokens + replayed) * num_scorings(train)
     read = 2.0 * parameters * (kept + replayed)
     warm = num_demonstrations(train) * tokens / rollouts
     fixed = read + charged_flops(architecture, generated=profiled, updated=warm, reference=scored)
-    is_own = parameters > 0 and recipes.teacher_of(train) is None  # part of the flat rate
+    is_own = parameters > 0 and train.reference.source is None  # part of the flat rate
     factor = update_factor(visits, profile, tokens, train)
     return {
         "visits": visits.num,
@@ -129,10 +107,10 @@ def expect(
 
 
 def update_factor(
-    visits: Visits, profile: pl.DataFrame, tokens: float, train: Mapping[str, Any]
+    visits: Visits, profile: pl.DataFrame, tokens: float, train: TrainSettings
 ) -> float:
     """Return the cost of training on the visits' `tokens`, in forward passes over them."""
-    if train["prompt_gradient"]:
+    if train.prompt_gradient:
         return 3.0
     lengths = profile["prompt_tokens"].to_numpy()[visits.rows]
     return 3.0 - 2.0 * visits.times * float(visits.sizes @ lengths) / tokens
@@ -147,11 +125,11 @@ def mixed_sample_tokens(visits: Visits, profile: pl.DataFrame, capacity: int | N
     return float(mixed.head(capacity or len(mixed))["tokens"].sum())
 
 
-def num_demonstrations(train: Mapping[str, Any]) -> int:
+def num_demonstrations(train: TrainSettings) -> int:
     """Return the number of completions that a recipe's warm start imitates, with repetition. Each
     is assumed to be as long as a rollout."""
-    warm = train.get("warm_start")
-    return int(warm["steps"] * warm["batch_size"]) if warm else 0
+    warm = train.warm_start
+    return warm.steps * warm.batch_size if warm else 0
 
 
 def kept_shares(

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from tasks.allocate.budget import planned, profile_cost, read_profile, require_rest, warm_start_cost
-from tasks.allocate.forecast import forecast, reading_slots
+from tasks.allocate.forecast import forecast
 from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.planning import check_decisions, load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings, Gates
@@ -22,7 +22,8 @@ from tasks.common.artifacts import DECISIONS, PLAN, SAMPLES
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import digest_file, rounded
 from tasks.engines.settings import Sampling
-from tasks.train.settings import SLOTS, TrainSettings, with_method
+from tasks.train.needs import read_train, reading_slots
+from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 ENDED = (
@@ -38,8 +39,7 @@ def main(run: stage.Stage) -> None:
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
     chosen = recipes.recipe(run.params, recipe)
-    train = asdict(params.parse(chosen["train"], TrainSettings, "train"))
-    train |= {slot: with_method(slot, train[slot]) for slot in SLOTS}
+    train = read_train(chosen["train"])
     spec, readers = chosen["allocate"], reading_slots(train)
     strategy, allocate = load_strategy(spec)
     profile = read_profile(layout)
@@ -88,7 +88,7 @@ def write_budget(
     run: stage.Stage,
     architecture: Architecture,
     compared: Compared,
-    train: Mapping[str, Any],
+    train: TrainSettings,
     *,
     reads_profile: bool,
 ) -> None:

@@ -14,7 +14,7 @@ from tasks.code.verifiers import verifiers_in_use
 from tasks.code.versions import versions
 from tasks.common import recipes
 from tasks.common.code import digest_of, libraries, module_file, reach
-from tasks.common.registry import declares
+from tasks.common.registry import declared
 
 Params = Mapping[str, Any]
 
@@ -133,7 +133,7 @@ def slot_modules(train: Params, root: Path) -> list[str]:
 def readers_of(slots: Iterable[str], root: Path) -> tuple[str, ...]:
     """Return the methods whose file has a line `reads_profile = True`."""
     files = {module: module_file(module, root) for module in slots}
-    return tuple(name for name, file in files.items() if file and declares(file, "reads_profile"))
+    return tuple(name for name, file in files.items() if file and declared(file, "reads_profile"))
 
 
 def named(package: str, names: Iterable[Any], root: Path) -> list[str]:

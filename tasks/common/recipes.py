@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.common import params, registry
+from tasks.common import params
 from tasks.common.files import digest_folder
 from tasks.common.params import ParamsError, unknown
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "recipes"
-LOSSES = Path(__file__).parents[1] / "train" / "methods" / "loss"
 KEYS = ("from", "allocate", "train")
 CHOICES = ("method", "strategy")
 """Keys that determine the meaning of the other keys of a mapping."""
@@ -67,32 +66,6 @@ def base_train(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**(POINTS if has_budget else {}), **base}
 
 
-def has_reference(train: Mapping[str, Any]) -> bool:
-    """Return whether a section `train` requires the log-probabilities of a reference policy, for a
-    KL term or for its loss."""
-    file = LOSSES / f"{train['loss'].get('method')}.py"
-    return train["kl_coefficient"] > 0.0 or registry.declares(file, "reads_reference")
-
-
-def num_scorings(train: Mapping[str, Any], *, has_features: bool = False) -> int:
-    """Return how many passes over a step's rollouts a section `train` requires before the first
-    update: one for a proximal policy, and one for `m2po` or, without a proximal policy, for several
-    updates (unless `ratio_to` is `sampler` and `reject` null). With `has_features` a slot requires
-    the latter pass."""
-    updates, correction = train["updates"], train.get("correction") or {}
-    reads_old = correction.get("ratio_to") != "sampler" or correction.get("reject") is not None
-    is_several = updates["epochs"] * updates["minibatches"] > 1
-    has_m2po, is_proximal = (correction.get(key) is not None for key in ("m2po", "proximal"))
-    reads_policy = has_features or has_m2po or (is_several and reads_old and not is_proximal)
-    return int(reads_policy) + int(is_proximal)
-
-
-def teacher_of(train: Mapping[str, Any]) -> Path | None:
-    """Return the folder of the teacher that a section `train` names as its reference, or None."""
-    source = (train.get("reference") or {}).get("source")
-    return None if source is None else Path(source).expanduser()
-
-
 def runs_of(train: Mapping[str, Any]) -> list[Path]:
     """Return the folders of the finished runs whose rollouts a section `train` replays."""
     replay = train.get("replay") or {}
@@ -102,8 +75,8 @@ def runs_of(train: Mapping[str, Any]) -> list[Path]:
 
 def folders_of(train: Mapping[str, Any]) -> list[Path]:
     """Return the folders outside the pipeline that a section `train` names."""
-    teacher = teacher_of(train)
-    return runs_of(train) + ([] if teacher is None else [teacher])
+    teacher = (train.get("reference") or {}).get("source")
+    return runs_of(train) + ([] if teacher is None else [Path(teacher).expanduser()])
 
 
 def input_digests(train: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,12 +85,6 @@ def input_digests(train: Mapping[str, Any]) -> dict[str, Any]:
     there = [folder for folder in folders_of(train) if folder.is_dir()]
     found = {str(folder): digest_folder(folder, ("*",)) for folder in there}
     return {"inputs": found} if found else {}
-
-
-def has_bonus(train: Mapping[str, Any]) -> bool:
-    """Return whether the loss in a section `train` has a bonus for the policy's entropy."""
-    entropy = train["loss"].get("entropy") or {}
-    return entropy.get("coefficient", 0.0) > 0.0 or entropy.get("target") is not None
 
 
 def over(base: Any, value: Any) -> Any:

@@ -41,16 +41,16 @@ def check(package: ModuleType, name: Any, where: str) -> None:
         raise ParamsError(unknown(f"{where} is {name!r}; use", name, names(package)))
 
 
-def declares(file: Path, flag: str) -> bool:
-    """Return whether a method's file assigns True to the name `flag`, in the module or in a class.
-    The file is read, not imported, so that its dependencies are not loaded."""
+def declared(file: Path, name: str) -> Any:
+    """Return the constant that a method's file assigns to `name`, in the module or in a class; None
+    without one. The file is read, not imported, so that its dependencies are not loaded."""
     lines = ast.walk(ast.parse(file.read_bytes())) if file.exists() else []
-    return any(
-        isinstance(line, ast.Assign)
-        and [ast.unparse(target) for target in line.targets] == [flag]
-        and ast.unparse(line.value) == "True"
+    constants = {
+        ast.unparse(line.targets[0]): line.value.value
         for line in lines
-    )
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
+    }
+    return constants.get(name)
 
 
 def defaults(file: Path) -> dict[str, Any]:

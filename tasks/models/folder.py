@@ -5,14 +5,13 @@ to places outside the folder are rejected, too, as are adapters (their base mode
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from tasks.common import recipes
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.layout import Layout
@@ -171,16 +170,6 @@ def num_parameters(folder: Path) -> int:
     on this machine."""
     files = weight_files(folder) if (folder / "config.json").exists() else []
     return sum(math.prod(shape) for path in files for shape in shapes_in(path).values())
-
-
-def reference_parameters(train: Mapping[str, Any], own: int) -> int:
-    """Return the number of parameters of the reference policy that a section `train` needs. This is
-    the teacher's, or `own` if the reference is the initial policy or if the teacher is not on this
-    machine. Return 0 if the section needs no reference."""
-    if not recipes.has_reference(train):
-        return 0
-    folder = recipes.teacher_of(train)
-    return own if folder is None else num_parameters(folder) or own
 
 
 def check_index(path: Path) -> None:

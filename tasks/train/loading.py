@@ -16,6 +16,7 @@ from tasks.common import recipes, registry
 from tasks.common.params import ParamsError, Problems, gathered, listed, parse, settings
 from tasks.train.data.plan import Plan
 from tasks.train.data.profile import Profile
+from tasks.train.needs import has_bonus
 from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
 from tasks.train.slots import Advantage, Control, Loss, Replay, Select, Shape, Slots
 
@@ -175,9 +176,7 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
     reset = settings.reference.reset_every
     reading_all = {
         "train.kl_coefficient needs the KL of all: set it to 0": settings.kl_coefficient > 0,
-        "train.loss.entropy needs the entropy of all: remove it": recipes.has_bonus(
-            {"loss": settings.loss}
-        ),
+        "train.loss.entropy needs the entropy of all: remove it": has_bonus(settings),
         f"train.loss {loss} trains on all: replace one of the two": goal.reads_reference,
     }
     for reason in [reason for reason, is_set in reading_all.items() if is_set and skipping]:

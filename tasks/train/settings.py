@@ -3,6 +3,7 @@ module does not import torch."""
 
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from tasks.common.params import ParamsError, above_zero, at_least, settings, share
@@ -124,6 +125,11 @@ class Reference:
                 "train.reference.source is an address: name the folder of the teacher, such as the "
                 "snapshot of a hub's model"
             )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the teacher; None without a teacher."""
+        return None if self.source is None else Path(self.source).expanduser()
 
 
 @settings
@@ -334,6 +340,11 @@ class TrainSettings:
                 f"train.generate.method is {self.generate.get('method')}, which does not record "
                 "each token's policy: set it to batched, or train.in_flight_updates to false"
             )
+
+    @property
+    def reads_policy(self) -> bool:
+        """Whether a pass before a step's first update computes the policy's log-probabilities."""
+        return self.observes_old or self.correction.m2po is not None
 
     @property
     def observes_old(self) -> bool:

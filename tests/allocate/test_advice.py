@@ -12,6 +12,8 @@ from tasks.allocate.budget import compared_plan, planned, resolution
 from tasks.common.artifacts import PROFILE, ROLLOUTS
 from tasks.common.checksums import write_checked
 from tasks.common.layout import Layout
+from tasks.train import needs
+from tasks.train.settings import TrainSettings
 from tests.allocate.test_allocate import profile_of
 from tests.parameters import every_value
 
@@ -57,7 +59,7 @@ def test_information_is_for_the_compute_without_the_profile(values, layout: Layo
         assert forecast_of(values, layout, profile, name).rollouts == 3 * num
     is_dead = pl.col("correct") == 0  # `alive` has no rollouts of these long prompts
     longer = profile.with_columns(prompt_tokens=pl.when(is_dead).then(900).otherwise(7))
-    assert planned(compared_plan(values, longer, "alive"), values["train"]).prompt == 7.0
+    assert planned(compared_plan(values, longer, "alive"), TrainSettings()).prompt == 7.0
 
 
 def test_the_advice_in_words(values, layout: Layout) -> None:
@@ -105,7 +107,7 @@ def test_slots_outside_the_model_are_named(values, layout: Layout) -> None:
     text = "\n".join(advise(values, layout))
     assert "does not model: winnow (control, advantage)" in text
     assert "`grpo_mixed`" in text
-    assert left_out(values["train"]) == []
+    assert left_out(needs.read_train(values["train"])) == []
 
 
 def test_the_resolution_of_the_test_prompts(values, layout: Layout) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.allocate import strategies
-from tasks.allocate.forecast import forecast, reading_slots
+from tasks.allocate.forecast import forecast
 from tasks.allocate.planning import (
     Allocation,
     EmptyPlanError,
@@ -22,8 +22,9 @@ from tasks.common.accounting.ledger import Architecture
 from tasks.common.artifacts import PROFILE
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
+from tasks.train import needs
 from tasks.train.loading import settings_of
-from tasks.train.settings import WarmStart
+from tasks.train.settings import TrainSettings, WarmStart
 from tests.report.conftest import profile_of as named_profile
 
 SGPO = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
@@ -45,16 +46,9 @@ ARCHITECTURE = Architecture(
 )
 
 
-def train_of(select: dict[str, object], **changes: object) -> dict[str, object]:
-    """Return the part of a recipe's section `train` that the forecast reads."""
-    plain = {
-        "updates": {"epochs": 1, "minibatches": 1},
-        "prompt_gradient": True,
-        "replay": {"method": "none"},
-        "kl_coefficient": 0.0,
-        "loss": {"method": "clip"},
-    }
-    return {**plain, "select": select, **changes}
+def train_of(select: dict[str, object], **changes: object) -> TrainSettings:
+    """Return a recipe's section `train` with these keys."""
+    return needs.read_train({"select": select, **changes})
 
 
 def profile_of(counts: list[tuple[int, int]]) -> pl.DataFrame:
@@ -73,7 +67,7 @@ def run(
 
 
 def forecast_of(
-    profile: pl.DataFrame, train: dict[str, object], passes: int = 2, reads_profile: bool = False
+    profile: pl.DataFrame, train: TrainSettings, passes: int = 2, reads_profile: bool = False
 ) -> dict[str, dict[str, float]]:
     """Return the forecast of uniform groups of four."""
     _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes)
@@ -318,7 +312,8 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
     assert found["flops_charged"] == pytest.approx(
         2 * 10 * tokens + 6 * 10 * 2 * tokens / 0.8 + scored
     )
-    both = train_of(ALL, correction={"m2po": 0.04, "proximal": {"method": "ewma"}})
+    correction = {"m2po": 0.04, "proximal": {"method": "ewma"}}
+    both = train_of(ALL, correction=correction, max_staleness=1)
     assert forecast_of(profile_of([(4, 8)] * 5), both)["plan"]["flops_charged"] == 120 * tokens
 
 
@@ -334,9 +329,9 @@ def test_the_forecast_counts_a_replay_with_default_settings(method: str) -> None
 
 def test_slots_that_read_the_profile_are_found_without_imports() -> None:
     train = train_of(ALL, replay={"method": "profile", "share": 0.5, "capacity": 4})
-    assert reading_slots(train) == ["replay"]
-    assert reading_slots(train_of(ALL, replay={"method": "recent"})) == []
-    assert reading_slots(train_of({"method": "no_such_selector"})) == []
+    assert needs.reading_slots(train) == ["replay"]
+    assert needs.reading_slots(train_of(ALL, replay={"method": "recent"})) == []
+    assert needs.reading_slots(train_of({"method": "no_such_selector"})) == []
     for data, found in (("profile", ["warm_start"]), ("solutions", [])):
         warm = asdict(WarmStart(data=data))
-        assert reading_slots(train_of(ALL, warm_start=warm)) == found
+        assert needs.reading_slots(train_of(ALL, warm_start=warm)) == found

@@ -12,7 +12,7 @@ import yaml
 from tasks.code.cells import cells
 from tasks.code.left_out import is_left_out
 from tasks.common.code import ROOT, module_file
-from tasks.common.registry import declares
+from tasks.common.registry import declared
 from tests.code.hook.sitecustomize import run_recorded
 from tests.parameters import every_value
 from tests.stages import FORKS, give_record
@@ -131,5 +131,5 @@ def test_a_stage_loads_only_what_is_in_its_digest(
     if cell == "r/allocate":
         # it searches for one line in the files of methods; those with the line are in the digest
         methods = {path for path in rest if path.startswith("tasks/train/methods/")}
-        rest -= {path for path in methods if not declares(ROOT / path, "reads_profile")}
+        rest -= {path for path in methods if not declared(ROOT / path, "reads_profile")}
     assert {path for path in rest if not is_left_out(path) and not path.startswith(known)} == set()

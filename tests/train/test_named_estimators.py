@@ -17,6 +17,7 @@ from tasks.train.learner.correction import corrected_tokens, far_tokens
 from tasks.train.loading import settings_of
 from tasks.train.methods.advantage import bnpo, grpo, maxrl, opo, pass_at, raw, reinforce_pp
 from tasks.train.methods.loss import cispo, clip, dppo, gmpo, kl_cov, sapo, vespo
+from tasks.train.needs import num_scorings
 from tasks.train.settings import Correction, Rejection
 from tests.train.steps import rollouts_of, tokens_of
 from tests.train.worlds import make_trainer, make_world, sampled
@@ -378,6 +379,7 @@ def test_only_a_test_of_the_old_policy_needs_its_pass() -> None:
         correction = {"ratio_to": "sampler", "reject": {"policy": policy}}
         train = settings_of({"updates": {"epochs": 2}, "correction": correction})
         assert train.observes_old == (policy == "old")
+        assert num_scorings(train) == (policy == "old")
 
 
 # --- kl cov

@@ -14,8 +14,8 @@ from tasks.common import recipes
 from tasks.common.accounting.ledger import charged_flops
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.files import ArtifactError
-from tasks.common.recipes import has_reference, input_digests
-from tasks.models.folder import num_parameters, reference_parameters
+from tasks.common.recipes import input_digests
+from tasks.models.folder import num_parameters
 from tasks.models.policy import load_model, load_tokenizer, save_policy
 from tasks.train.data.rollouts import StepTotals
 from tasks.train.loop.charge import costs_of
@@ -23,6 +23,7 @@ from tasks.train.loop.loop import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import a_star
 from tasks.train.methods.loss import distil, regression
+from tasks.train.needs import has_reference, read_train, reference_parameters
 from tests.parameters import every_value
 from tests.train.steps import profile_of, rollouts_of, tokens_of
 from tests.train.test_warm_start import WARM
@@ -143,10 +144,9 @@ def test_the_reference_of_a_loss_is_charged_like_that_of_a_kl_term(
 
 
 def test_the_forecast_includes_the_reference_of_a_loss() -> None:
-    train = {"loss": {"method": "clip"}, "kl_coefficient": 0.0}
-    assert not has_reference(train)
-    assert has_reference({**train, "kl_coefficient": 0.1})
-    assert has_reference(recipes.recipe(every_value(), "a_star_po")["train"])
+    assert not has_reference(read_train({}))
+    assert has_reference(read_train({"kl_coefficient": 0.1}))
+    assert has_reference(read_train(recipes.recipe(every_value(), "a_star_po")["train"]))
 
 
 # --- on-policy distillation: its gradient by enumeration, and the cost of a teacher
@@ -266,15 +266,11 @@ def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> 
     ratio = sizes.num_matmul_parameters / own.num_matmul_parameters
     executed = 3.0 * ledger.executed["score"] / ledger.executed["update"]
     assert executed == pytest.approx(ratio, rel=0.2)
-    train = {
-        "reference": {"source": str(larger)},
-        "loss": {"method": "distil"},
-        "kl_coefficient": 0,
-    }
+    train = read_train({"reference": {"source": str(larger)}, "loss": {"method": "distil"}})
     assert reference_parameters(train, 7) == num_parameters(larger) > 10_000
     assert reference_forwards(own, train) == pytest.approx(ratio, rel=0.05)
-    train["reference"]["source"] = "missing"
-    assert reference_parameters(train, 7) == 7
+    missing = read_train({"reference": {"source": "missing"}, "loss": {"method": "distil"}})
+    assert reference_parameters(missing, 7) == 7
 
 
 def test_a_killed_run_resumes_with_its_teacher(

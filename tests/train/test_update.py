@@ -20,6 +20,7 @@ from tasks.train.loop.loop import learn
 from tasks.train.methods.advantage import mc_grpo, one_sided
 from tasks.train.methods.loss import clip
 from tasks.train.methods.shape import cppo, kondo, nat, pruned_po
+from tasks.train.needs import num_scorings
 from tests.train.steps import estimated, rollouts_of
 from tests.train.worlds import make_trainer, make_world, run_steps, same_parameters, sampled
 
@@ -290,8 +291,7 @@ def test_several_updates_need_no_pass_with_ratios_to_the_sampler(
         weights = [part.detach() for part in trainer.learner.model.parameters()]
         assert trainer.state.ledger.executed["score"] == 0 or ratio_to == "old"
         assert trainer.state.ledger.charged["score"] == 0 or ratio_to == "old"
-        settings = dataclasses.asdict(settings_of(changes))
-        assert recipes.num_scorings(settings) == (ratio_to == "old")
+        assert num_scorings(settings_of(changes)) == (ratio_to == "old")
         found.append((weights, [row["clip_rate"] for row in rows]))
     (scored, first), (plain, second) = found
     assert max(first) > 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -15,7 +15,6 @@ from tasks.common.params import ParamsError
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
-from tasks.models.folder import reference_parameters
 from tasks.models.forward_check import check_forward, own_logits
 from tasks.models.packing import compile_layers
 from tasks.models.policy import Policy, load_model
@@ -42,6 +41,7 @@ from tasks.train.learner.update import (
     merge_stats,
     token_logprobs,
 )
+from tasks.train.needs import reference_parameters
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
 
@@ -70,7 +70,7 @@ def memory_of(
         num_cast if settings.dtype == "bfloat16" else 0,
         model.config.get_text_config().vocab_size,
         num_trained=num_adapter_parameters(model) if adapted else None,
-        num_reference=reference_parameters(asdict(settings), 0 if adapted else num_parameters),
+        num_reference=reference_parameters(settings, 0 if adapted else num_parameters),
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
         num_shards=num_ranks // memory.replicas if memory.shard != "none" else None,
         optimizer_bits=settings.optimizer_bits,

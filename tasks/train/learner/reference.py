@@ -3,7 +3,6 @@
 A teacher must have the trained policy's vocabulary, because it reads that policy's token ids."""
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.files import ArtifactError
 from tasks.models.adapters import has_adapters
 from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, architecture_of, describe, load_model, load_tokenizer
+from tasks.train.needs import has_reference
 from tasks.train.settings import LearnerSettings, TrainSettings
 
 
@@ -31,8 +30,7 @@ def make_reference(
     initial policy is a copy of `model`; with adapters it is `model` itself, used with its adapters
     turned off. With `shard` the reference is sharded (see `load_model`). Raise ArtifactError for a
     teacher that cannot be loaded, or has another vocabulary."""
-    train = dataclasses.asdict(settings)
-    if not recipes.has_reference(train):
+    if not has_reference(settings):
         return None, policy.architecture
     load = partial(
         load_model,
@@ -41,7 +39,7 @@ def make_reference(
         trust_remote_code=policy.trust_remote_code,
         shard=shard,
     )
-    folder = recipes.teacher_of(train)
+    folder = settings.reference.folder
     if folder is None:
         if has_adapters(model):
             return model, policy.architecture

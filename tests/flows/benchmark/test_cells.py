@@ -24,6 +24,8 @@ from tests.parameters import every_value
 
 VALUES = every_value()
 M2PO = {"m2po": 0.04}
+TWICE = {"epochs": 2, "minibatches": 1}
+PRESENT = {"ratio_to": "sampler", "reject": {"policy": "present"}}  # tests no old policy
 BONUS = {"method": "clip", "entropy": {"coefficient": 0.01}}
 
 
@@ -119,7 +121,8 @@ def test_other_scored_tokens_have_the_lengths_of_the_rollouts() -> None:
         ("a_star_po", {}, Passes(reference=1.0)),
         ("vcpo", {}, Passes(num_scorings=1, has_norms=True)),
         ("grpo_4_updates", {}, Passes(num_scorings=1)),
-        ("grpo", {"updates": {"epochs": 2, "minibatches": 1}}, Passes(epochs=2, num_scorings=1)),
+        ("grpo", {"updates": TWICE}, Passes(epochs=2, num_scorings=1)),
+        ("grpo", {"updates": TWICE, "correction": PRESENT}, Passes(epochs=2)),
     ],
 )
 def test_the_passes_of_a_recipe_follow_from_its_slots(
@@ -135,7 +138,7 @@ def test_the_passes_of_every_recipe_can_be_counted(recipe: str) -> None:
 
 
 def test_a_teacher_counts_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.models.folder.num_parameters", lambda folder: 250)
+    monkeypatch.setattr("tasks.train.needs.num_parameters", lambda folder: 250)
     train = recipe_of(VALUES, "distil")["train"]
     assert passes_of(train, PROMPTS.frame([]), 100).reference == 2.5
 

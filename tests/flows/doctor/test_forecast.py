@@ -23,6 +23,7 @@ from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file, write_text
 from tasks.common.layout import Layout
+from tasks.train import needs
 from tests.allocate.test_allocate import profile_of
 from tests.ingest.helpers import lines
 from tests.parameters import PROJECT, every_value
@@ -92,7 +93,7 @@ def write_training(
 def mixed(values: dict[str, Any], layout: Layout) -> float:
     """Return the expected share of mixed groups in the plan of grpo."""
     plan = budget.compared_plan(values, budget.read_profile(layout), "grpo")
-    return budget.planned(plan, recipes.recipe(values, "grpo")["train"]).mixed
+    return budget.planned(plan, needs.read_train(recipes.recipe(values, "grpo")["train"])).mixed
 
 
 def cost(values: dict[str, Any], layout: Layout, *stage: Any) -> Cost:

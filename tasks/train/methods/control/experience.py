@@ -21,6 +21,8 @@ from tasks.train.methods.control.plan import next_visits
 from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
 from tasks.train.slots import SoFar
 
+stored_share = "share"
+
 
 @settings
 class Settings:

@@ -16,6 +16,8 @@ from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.methods.replay.kept import State, to_table
 from tasks.train.slots import Replay, Score
 
+stored_candidates = "per_prompt"
+
 
 @settings
 class Settings:
