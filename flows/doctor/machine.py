@@ -7,7 +7,7 @@ from flows.doctor.nvidia import Gpu
 from flows.doctor.places import Model, Values
 from tasks.common.files import ArtifactError
 from tasks.engines.memory import WEIGHT, check_memory, training_memory
-from tasks.engines.options import PARTS
+from tasks.engines.settings import PARTS
 from tasks.train import needs
 
 

@@ -12,78 +12,19 @@ from copy import deepcopy
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from tasks.common.params import ParamsError, gathered, meant
+from tasks.common.params import ParamsError, meant
+from tasks.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from tasks.engines.settings import EngineSettings
     from tasks.models.policy import Policy
 
 Options = Mapping[str, Any]
 
-# options that a user must not set, by the reason
-OWN = {
-    "the policy determines it": (
-        *("model", "served_model_name", "revision", "load_format", "tokenizer"),
-        *("tokenizer_mode", "skip_tokenizer_init", "runner", "convert"),
-    ),
-    "the section sampling determines it": ("generation_config", "override_generation_config"),
-    "Winnow chooses the machines, GPUs and ports of its engines": (
-        *("distributed_executor_backend", "device_ids", "nnodes", "node_rank", "master_addr"),
-        *("master_port", "host", "port", "uds", "data_parallel_rank", "data_parallel_start_rank"),
-        *("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port"),
-        *("data_parallel_hybrid_lb", "data_parallel_external_lb"),
-    ),
-    "set engine.dtype": ("dtype",),
-    "set engine.max_rows": ("max_num_seqs",),
-    "set engine.memory_fraction": ("gpu_memory_utilization",),
-    "set engine.sleep": ("enable_sleep_mode",),
-    "set engine.weight_transfer": ("weight_transfer_config", "worker_extension_cls"),
-    "set policy.trust_remote_code": ("trust_remote_code",),
-    "parameter files must not contain keys": ("hf_token", "api_key"),
-    "each completion has its own seed": ("seed",),
-    "training needs the log-probabilities of the sampling distribution": ("logprobs_mode",),
-    "the samples of a prompt share its prefill": ("enable_prefix_caching",),
-    "seeds need it on a GPU, and prevent it on a CPU": ("enable_chunked_prefill",),
-    "the metrics of servers are recorded": ("disable_log_stats",),
-    "logs must not contain prompts": ("enable_log_requests",),
-}
-# the numbers of parts of a server; each part needs a GPU
-PARTS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
-# options that change speed and memory, and samples at most by rounding; all others are part of
-# every sample's key
-NEUTRAL = {
-    *PARTS,
-    *("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
-    *("cpu_offload_gb", "kv_offloading_size", "kv_offloading_backend", "use_tqdm_on_load"),
-    *("max_num_batched_tokens", "async_scheduling", "scheduling_policy", "stream_interval"),
-    *("enforce_eager", "compilation_config", "cudagraph_capture_sizes", "optimization_level"),
-    *("attention_backend", "disable_custom_all_reduce", "enable_expert_parallel"),
-}
 CHOICES = re.compile("must be one of|should be", re.IGNORECASE)  # in messages that list choices
 MAX_REASON = 300  # characters of vLLM's own message
 
 
-def check_allowed(options: Options) -> None:
-    """Raise ParamsError for options that Winnow sets, and if one of PARTS is not a positive int."""
-    with gathered() as problems:
-        for reason, names in OWN.items():
-            for name in names:
-                if name in options:
-                    problems.add(f"engine.vllm.{name} cannot be set: {reason}")
-        for name in PARTS:
-            value = options.get(name, 1)
-            if type(value) is not int or value < 1:
-                problems.add(f"engine.vllm.{name} is {value!r}; it must be at least 1")
-
-
-def altering(options: Options) -> dict[str, Any]:
-    """Return {"vllm": options that can change samples beyond rounding}, or an empty dict if there
-    are none. They are part of every sample's key."""
-    found = {name: options[name] for name in sorted(options) if name not in NEUTRAL}
-    return {"vllm": found} if found else {}
-
-
-def own_options(settings: "EngineSettings", policy: "Policy", *, on_gpu: bool) -> dict[str, Any]:
+def own_options(settings: EngineSettings, policy: "Policy", *, on_gpu: bool) -> dict[str, Any]:
     """Return the options that the engine contract requires, keyed by the names of vLLM's engine
     arguments."""
     return {

@@ -6,8 +6,47 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tasks import engines
 from tasks.common import registry
-from tasks.common.params import ParamsError, above_zero, at_least, settings, share
-from tasks.engines import options
+from tasks.common.params import ParamsError, above_zero, at_least, gathered, settings, share
+
+# options that a user must not set, by the reason
+OWN = {
+    "the policy determines it": (
+        *("model", "served_model_name", "revision", "load_format", "tokenizer"),
+        *("tokenizer_mode", "skip_tokenizer_init", "runner", "convert"),
+    ),
+    "the section sampling determines it": ("generation_config", "override_generation_config"),
+    "Winnow chooses the machines, GPUs and ports of its engines": (
+        *("distributed_executor_backend", "device_ids", "nnodes", "node_rank", "master_addr"),
+        *("master_port", "host", "port", "uds", "data_parallel_rank", "data_parallel_start_rank"),
+        *("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port"),
+        *("data_parallel_hybrid_lb", "data_parallel_external_lb"),
+    ),
+    "set engine.dtype": ("dtype",),
+    "set engine.max_rows": ("max_num_seqs",),
+    "set engine.memory_fraction": ("gpu_memory_utilization",),
+    "set engine.sleep": ("enable_sleep_mode",),
+    "set engine.weight_transfer": ("weight_transfer_config", "worker_extension_cls"),
+    "set policy.trust_remote_code": ("trust_remote_code",),
+    "parameter files must not contain keys": ("hf_token", "api_key"),
+    "each completion has its own seed": ("seed",),
+    "training needs the log-probabilities of the sampling distribution": ("logprobs_mode",),
+    "the samples of a prompt share its prefill": ("enable_prefix_caching",),
+    "seeds need it on a GPU, and prevent it on a CPU": ("enable_chunked_prefill",),
+    "the metrics of servers are recorded": ("disable_log_stats",),
+    "logs must not contain prompts": ("enable_log_requests",),
+}
+# the numbers of parts of a server; each part needs a GPU
+PARTS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+# options that change speed and memory, and samples at most by rounding; all others are part of
+# every sample's key
+NEUTRAL = {
+    *PARTS,
+    *("max_model_len", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"),
+    *("cpu_offload_gb", "kv_offloading_size", "kv_offloading_backend", "use_tqdm_on_load"),
+    *("max_num_batched_tokens", "async_scheduling", "scheduling_policy", "stream_interval"),
+    *("enforce_eager", "compilation_config", "cudagraph_capture_sizes", "optimization_level"),
+    *("attention_backend", "disable_custom_all_reduce", "enable_expert_parallel"),
+}
 
 
 @settings
@@ -92,8 +131,16 @@ class EngineSettings:
             )
 
     def check_vllm(self) -> None:
-        """Raise ParamsError for options in `vllm` that the engine ignores or that Winnow sets."""
-        options.check_allowed(self.vllm)
+        """Raise ParamsError for options in `vllm` that the engine ignores or that Winnow sets, and
+        if one of PARTS is not a positive int."""
+        with gathered() as problems:
+            for reason, names in OWN.items():
+                for name in (name for name in names if name in self.vllm):
+                    problems.add(f"engine.vllm.{name} cannot be set: {reason}")
+            for name in PARTS:
+                num = self.vllm.get(name, 1)
+                if type(num) is not int or num < 1:
+                    problems.add(f"engine.vllm.{name} is {num!r}; it must be at least 1")
         if self.vllm and (self.name not in ("vllm", "server") or self.urls):
             raise ParamsError(
                 "engine.vllm applies to the engine vllm, and to servers that Winnow starts: set "
@@ -101,7 +148,7 @@ class EngineSettings:
             )
         if self.name == "vllm" and self.num_parts > 1:
             raise ParamsError(
-                f"engine.vllm: {', '.join(options.PARTS)} need servers: set engine.name to server"
+                f"engine.vllm: {', '.join(PARTS)} need servers: set engine.name to server"
             )
 
     def check_cluster(self) -> None:
@@ -130,13 +177,15 @@ class EngineSettings:
 
     @property
     def altering(self) -> dict[str, Any]:
-        """The options of `vllm` that are part of every sample's key."""
-        return options.altering(self.vllm)
+        """{"vllm": options that can change samples beyond rounding}, or an empty dict if there are
+        none. They are part of every sample's key."""
+        found = {name: self.vllm[name] for name in sorted(self.vllm) if name not in NEUTRAL}
+        return {"vllm": found} if found else {}
 
     @property
     def num_parts(self) -> int:
         """The number of parts that `engine.vllm` splits a server into; each needs a GPU."""
-        return math.prod(self.vllm.get(name, 1) for name in options.PARTS)
+        return math.prod(self.vllm.get(name, 1) for name in PARTS)
 
     @property
     def num_server_gpus(self) -> int:
