@@ -14,7 +14,7 @@ import polars as pl
 from tasks.allocate import strategies
 from tasks.common import registry
 from tasks.common.artifacts import DECISIONS, PLAN
-from tasks.common.params import ParamsError, gathered
+from tasks.common.params import ParamsError, at_least, gathered, share
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,9 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
     """Raise ParamsError for a `group_size` below 1, for `buckets` that are empty, repeated or below
     1, and for a `trivial_above` or `unsolved_rate` outside [0, 1]."""
     with gathered() as problems:
-        if (size := settings.get("group_size", 1)) < 1:
-            problems.add(f"allocate.group_size is {size}; it must be at least 1")
-        for name in ("trivial_above", "unsolved_rate"):
-            if not 0 <= (value := settings.get(name, 0)) <= 1:
-                problems.add(f"allocate.{name} is {value}; it must be from 0 to 1")
+        problems.of(at_least, 1, allocate__group_size=settings.get("group_size", 1))
+        shares = {key: settings.get(key, 0) for key in ("trivial_above", "unsolved_rate")}
+        problems.of(share, **{f"allocate__{key}": value for key, value in shares.items()})
         sizes = sorted(settings.get("buckets", [1]))
         if not sizes or sizes[0] < 1 or len({*sizes}) < len(sizes):
             problems.add(

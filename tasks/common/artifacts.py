@@ -22,6 +22,8 @@ from tasks.common.recovery import how_to_restore
 OUTCOMES = ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
 PHASES = ("profile", "generate", "score", "update", "evaluate", "branch")
 
+Columns = Mapping[str, tuple[pl.DataType | type[pl.DataType], Any]]
+
 
 @dataclass(frozen=True)
 class Table:
@@ -29,7 +31,7 @@ class Table:
     written before the `later` columns existed, these columns are read as nulls."""
 
     name: str
-    fields: Mapping[str, tuple[pl.DataType | type[pl.DataType], Any]]
+    fields: Columns
     later: tuple[str, ...] = ()
 
     @cached_property
@@ -186,6 +188,13 @@ CONTAMINATION = Table(
 """One row per pair of a prompt dropped from training and a matching prompt of an evaluation split.
 `kind` is exact (but for case and whitespace) or near; `overlap` is the share of common n-grams."""
 
+SAMPLE: Columns = {  # the first columns of a rollout for training
+    "prompt_id": (pl.String, "5d41402abc4b2a76"),
+    "sample_index": (pl.Int32, 3),
+    "outcome": (pl.String, "correct"),
+    "reward": (pl.Float64, 1.0),
+}
+
 ROLLOUTS = Table(
     "rollouts",
     {
@@ -211,10 +220,7 @@ for a composite; for any other verifier it is 1 for `correct` and 0 for other ou
 SAMPLES = Table(
     "samples",
     {
-        "prompt_id": (pl.String, "5d41402abc4b2a76"),
-        "sample_index": (pl.Int32, 3),
-        "outcome": (pl.String, "correct"),
-        "reward": (pl.Float64, 1.0),
+        **SAMPLE,
         "finish_reason": (pl.String, "stop"),
         "token_ids": (pl.List(pl.Int32), [11, 2]),
         "logprobs": (pl.List(pl.Float32), [-0.1, -0.01]),
@@ -272,6 +278,11 @@ DECISIONS = Table(
     },
 )
 
+FLOPS: Columns = {
+    "flops_charged": (pl.Float64, 3.1e9),
+    "flops_charged_mixed": (pl.Float64, 2.2e9),
+}
+
 STEPS = Table(
     "steps",
     {
@@ -307,8 +318,7 @@ STEPS = Table(
         "truncated_rate": (pl.Float64, 0.0),
         "error_rate": (pl.Float64, 0.0),
         "tokens": (pl.Int64, 900),
-        "flops_charged": (pl.Float64, 3.1e9),
-        "flops_charged_mixed": (pl.Float64, 2.2e9),
+        **FLOPS,
         "flops_charged_paper": (pl.Float64, 3.1e9),
         "flops_executed": (pl.Float64, 2.2e9),
     },
@@ -324,8 +334,7 @@ CURVE = Table(
     "curve",
     {
         "step": (pl.Int64, 12),
-        "flops_charged": (pl.Float64, 4.1e10),
-        "flops_charged_mixed": (pl.Float64, 2.6e10),
+        **FLOPS,
         "flops_executed": (pl.Float64, 3.0e10),
         "rollouts": (pl.Int64, 384),
         "accuracy": (pl.Float64, 0.52),
@@ -343,10 +352,7 @@ TRAIN_ROLLOUTS = Table(
     {
         "step": (pl.Int64, 0),
         "group": (pl.Int32, 0),
-        "prompt_id": (pl.String, "5d41402abc4b2a76"),
-        "sample_index": (pl.Int32, 0),
-        "outcome": (pl.String, "correct"),
-        "reward": (pl.Float64, 1.0),
+        **SAMPLE,
         "kept": (pl.Boolean, True),
         "advantage": (pl.Float64, 1.0),
         "finish_reason": (pl.String, "stop"),

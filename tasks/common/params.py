@@ -316,11 +316,11 @@ class Problems:
         if self.messages:
             raise ParamsError(*dict.fromkeys(self.messages))
 
-    def of(self, function: Any, *arguments: Any) -> Any:
+    def of(self, function: Any, *arguments: Any, **named: Any) -> Any:
         """Return the function's result. If it raises ParamsError, record its problems and return
         None."""
         try:
-            return function(*arguments)
+            return function(*arguments, **named)
         except ParamsError as error:
             self.messages += error.problems
             return None

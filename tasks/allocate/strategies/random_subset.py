@@ -4,28 +4,23 @@ as sGPO's plan and profile.
 If sGPO beats this baseline, the gain comes from its choice of prompts, group sizes and order, not
 from training on fewer prompts. Like `grpo_matched`, this baseline trains instead of profiling."""
 
+from functools import wraps
+from typing import Any
+
 import numpy as np
 import polars as pl
 
 from tasks.allocate.matched import sgpo_plan, uniform_until
 from tasks.allocate.planning import Allocation, decide
+from tasks.allocate.strategies import grpo_matched
 
 reads_profile = False
 
 
+@wraps(grpo_matched.allocate)  # its settings are those of `grpo_matched`
 def allocate(
-    profile: pl.DataFrame,
-    passes: int,
-    rng: np.random.Generator,
-    *,
-    group_size: int,
-    trivial_above: float,
-    unsolved_rate: float,
-    buckets: list[int],
+    profile: pl.DataFrame, passes: int, rng: np.random.Generator, group_size: int, **settings: Any
 ) -> Allocation:
-    """Return uniform visits to a random subset that cost as much as the profile and sGPO's plan
-    under the last three settings."""
-    settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     visits, budget = sgpo_plan(profile, passes, rng, settings)
     order, num = rng.permutation(len(profile)), visits["row"].n_unique()
     chosen, others = (profile["row"].gather(np.sort(part)) for part in (order[:num], order[num:]))
