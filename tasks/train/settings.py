@@ -348,8 +348,8 @@ class TrainSettings:
 
     @property
     def observes_old(self) -> bool:
-        """Whether a pass before the first of several updates computes the old log-probabilities:
-        not with `proximal`, and with `ratio_to: sampler` only if `reject` tests the old policy."""
+        """Whether old log-probabilities are computed in a pass before the first of several updates.
+        `proximal` replaces them, and `ratio_to: sampler` needs them only to reject by them."""
         correction = self.correction
         tests_old = correction.reject is not None and correction.reject.policy == "old"
         reads_old = correction.ratio_to == "old" or tests_old

@@ -47,16 +47,14 @@ Score = Callable[[Rollouts], Observed]
 
 @dataclass(frozen=True)
 class SoFar:
-    """The state of a step when the control is called: its graded fresh rollouts (None in the first
-    call), the number of requests so far, and the size of the replayed part, in the batch's unit.
-    With a budget, `done` is the spent share of the budget's part for steps (`Spending.done`),
-    `most` limits this step in the batch's unit, and the run ends with the budget, not the plan."""
+    """The state of a step when the control is called. With a budget, the run ends with the budget,
+    not the plan."""
 
-    rollouts: Rollouts | None
-    num_requests: int
-    replayed: int
-    done: float | None = None
-    most: int | None = None
+    rollouts: Rollouts | None  # graded and fresh; None in the first call
+    num_requests: int  # made so far in the step
+    replayed: int  # size of the replayed part, in the batch's unit
+    done: float | None = None  # with a budget: the spent share of its part for steps
+    most: int | None = None  # with a budget: limit of this step, in the batch's unit
 
     def room(self, batch: BatchSettings) -> int:
         """Return the amount to sample in the batch's unit, at least one."""
@@ -66,13 +64,11 @@ class SoFar:
 
 class Control(Protocol):
     """The choice of the next prompts, and of their numbers of rollouts. Built from the run's plan:
-    a method may follow it, or use only its prompts and its number of rollouts. With `asks_again`,
-    the method inspects a step's rollouts to decide whether the step needs more. With
-    `needs_stored`, stored rollouts join some of the step's groups (`GroupRequest.joined`)."""
+    a method may follow it, or use only its prompts and its number of rollouts."""
 
     state: Any
-    asks_again: bool = False
-    needs_stored: bool = False
+    asks_again: bool = False  # a step's rollouts decide whether the step needs more
+    needs_stored: bool = False  # stored rollouts join some groups (`GroupRequest.joined`)
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the next groups of the step, or more rollouts for its groups. This is called
@@ -94,15 +90,13 @@ class Control(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """The prompts of a request: their rows of PROMPTS, and their indices among the training prompts
-    (None in a validation); the policy's tokenizer, and the tokens that end its completions. A
-    method that passes the unchanged request to the engine may also pass `on_ended`: completions are
-    then graded while others are sampled."""
+    """The prompts of a request. A method that passes the unchanged request to the engine may also
+    pass `on_ended`: completions are then graded while others are sampled."""
 
-    prompts: pl.DataFrame
-    prompt_rows: Ints | None
+    prompts: pl.DataFrame  # rows of PROMPTS
+    prompt_rows: Ints | None  # indices among the training prompts; None in a validation
     tokenizer: "PreTrainedTokenizerBase"
-    stop_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]  # tokens that end a completion
     on_ended: OnEnded | None = None
 
 
@@ -132,12 +126,10 @@ class Configured(Protocol):
 
 class Select(Configured, Protocol):
     """The choice of the step's graded rollouts that enter the loss. If a method keeps a fixed
-    number of rollouts per group, its setting `keep` is that number. `features` requests features of
-    the policy. With `drops_equal`, or the setting `drop_dead`, no rollout of a group of equal
-    rewards is kept."""
+    number of rollouts per group, its setting `keep` is that number."""
 
-    features: Features | None = None
-    drops_equal: bool = False
+    features: Features | None = None  # features of the policy that the method reads
+    drops_equal: bool = False  # no rollout of a group of equal rewards is kept (also: `drop_dead`)
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """Return [B] whether each rollout is kept."""
@@ -145,11 +137,10 @@ class Select(Configured, Protocol):
 
 
 class Replay(Protocol):
-    """The choice of the rollouts that are stored and trained on again: as separate groups or, with
-    `joins`, within fresh groups that the control chose."""
+    """The choice of the rollouts that are stored and trained on again."""
 
     state: Any = None
-    joins: bool = False
+    joins: bool = False  # within fresh groups that the control chose, not as separate groups
 
     def add(self, rollouts: Rollouts) -> None:
         """Store some of the step's fresh rollouts."""
@@ -174,21 +165,16 @@ class Replay(Protocol):
 
 
 class Advantage(Configured, Protocol):
-    """The weight of each rollout, or of each token, in the gradient. `features` requests the
-    policy's view of the rollouts. With `skips_zeros`, rollouts of advantage 0 are left out of the
-    loss as if `select` had dropped them. The loss's denominator must then count them
-    (`train.divisor: generated`), and there must be no KL term, which would apply to them too. With
-    `needs_group`, advantages are 0 in a group with equal rewards or with fewer than `min_group`
-    rollouts, unless the method also uses lengths, parts of the reward or a fitted prediction. A
-    method with `fresh_only` does not allow replay, and a method with `unshaped` does not allow a
-    shape that changes rewards."""
+    """The weight of each rollout, or of each token, in the gradient. With `skips_zeros`, the loss's
+    denominator must count the rollouts left out (`train.divisor: generated`), and there must be no
+    KL term, which would apply to them too."""
 
-    features: Features | None = None
-    skips_zeros: bool = False
-    needs_group: bool = True
-    fresh_only: bool = False
-    unshaped: bool = False
-    min_group: int = 2
+    features: Features | None = None  # features of the policy that the method reads
+    skips_zeros: bool = False  # the loss leaves out rollouts of advantage 0, as if not selected
+    needs_group: bool = True  # advantages are 0 in groups that are too small or of equal rewards
+    fresh_only: bool = False  # no replay
+    unshaped: bool = False  # no shape that changes rewards
+    min_group: int = 2  # size below which `needs_group` applies
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         """Return [B] advantages of rollouts, or [N] of their completion tokens."""
@@ -201,22 +187,16 @@ class Advantage(Configured, Protocol):
 class Shape(Configured, Protocol):
     """A change of rewards before the advantage, or of advantages after it; `train.shape` lists them
     in order. `select`, `control` and the record use the verifier's reward, and outcomes do not
-    change. `features` requests the policy's view of the rollouts, and `skips_zeros` is as for an
-    advantage. With `cuts_rows`, the update leaves out the tokens after a rollout's last nonzero
-    advantage. The loss must then be a sum over tokens of independent terms. With `masks`, tokens
-    get advantage 0 because they are not to be trained on. With `drops_cut`, completions that were
-    cut at the token limit are left out of the loss, and their tokens of its divisors. With
-    `needs_equal`, `select` must keep groups of equal rewards. With `needs_divisor`, the method's
-    rollouts must be those that the loss's divisor counts and the update reads."""
+    change. With `cuts_rows`, the loss must be a sum over tokens of independent terms."""
 
-    features: Features | None = None
-    changes_rewards: bool = False
-    skips_zeros: bool = False
-    cuts_rows: bool = False
-    masks: bool = False
-    drops_cut: bool = False
-    needs_equal: bool = False
-    needs_divisor: bool = False
+    features: Features | None = None  # features of the policy that the method reads
+    changes_rewards: bool = False  # before the advantage
+    skips_zeros: bool = False  # as for an advantage
+    cuts_rows: bool = False  # the update leaves out tokens after a rollout's last nonzero advantage
+    masks: bool = False  # tokens get advantage 0 because they are not to be trained on
+    drops_cut: bool = False  # the loss and its divisors leave out completions cut at the limit
+    needs_equal: bool = False  # `select` must keep groups of equal rewards
+    needs_divisor: bool = False  # its rollouts must be those of the loss's divisor and the update
 
     def rewards(self, rollouts: Rollouts, max_tokens: int) -> Floats:
         """Return [B] the rewards; `max_tokens` is the limit of a completion."""
@@ -242,22 +222,17 @@ class Bonus:
 
 
 class Loss(Configured, Protocol):
-    """The minimised function. `normalize` sets how tokens are averaged; a KL term and the bonus for
-    `entropy` are averaged in the same way. Every loss has the setting `entropy`. With `separable`,
-    a token's term does not depend on its rollout's other tokens, unless the setting `ratio` or
-    `normalize` is `sequence`. With `reads_reference`, the tokens have the log-probabilities of the
-    reference, and all kept rollouts have a gradient, even those of advantage 0; with
-    `needs_teacher`, the reference is a teacher, otherwise the initial policy. With `needs_several`,
-    a batch must have several updates. With `multiplies_weights`, the loss uses the product of a
-    rollout's weights, which must be those of single tokens."""
+    """The minimised function. `separable` does not apply if the setting `ratio` or `normalize` is
+    `sequence`. With `reads_reference`, all kept rollouts have a gradient, even those of advantage
+    0."""
 
-    separable: bool = False
-    normalize: Normalize = "token"
-    entropy: Entropy = Entropy()
-    reads_reference: bool = False
-    needs_teacher: bool = False
-    needs_several: bool = False
-    multiplies_weights: bool = False
+    separable: bool = False  # a token's term does not depend on its rollout's other tokens
+    normalize: Normalize = "token"  # average of tokens, also in a KL term and an entropy bonus
+    entropy: Entropy = Entropy()  # a setting of every loss
+    reads_reference: bool = False  # tokens have the log-probabilities of the reference
+    needs_teacher: bool = False  # the reference is a teacher, otherwise the initial policy
+    needs_several: bool = False  # a batch must have several updates
+    multiplies_weights: bool = False  # it uses the product of a rollout's weights of single tokens
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
