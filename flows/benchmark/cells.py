@@ -83,11 +83,11 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
     `policy` is given (a data root with a policy of the same settings), copy its policy."""
     layout = family_layout(work, family)
     settings, code = inputs_of(values, next(iter(values["recipes"])))  # the same for all recipes
-    wanted = ""
+    inputs = ""
     for name in FAMILY_STAGES:
         mark = layout.root / "done" / f"{name}.json"
-        wanted = digest([wanted, settings[name], code[name]])
-        if mark.exists() and read_json(mark) == wanted:
+        inputs = digest([inputs, settings[name], code[name]])
+        if mark.exists() and read_json(mark) == inputs:
             continue
         logger.info("%s: %s", family, name)
         if name == "policy" and policy is not None:
@@ -95,7 +95,7 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
             shutil.copy(policy.policy_card, layout.policy_card)
         else:
             run_stage(name, values, layout)
-        write_json(mark, wanted)
+        write_json(mark, inputs)
 
 
 def run_cell(cell: BenchmarkCell, work: Path) -> Line:

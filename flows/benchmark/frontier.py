@@ -46,18 +46,18 @@ def best_by_budget(trials: Iterable[Line]) -> dict[int, Line]:
     return dict(sorted(found.items()))
 
 
-def chosen(trials: Sequence[Line], measure: str) -> list[Line]:
+def selected_trials(trials: Sequence[Line], measure: str) -> list[Line]:
     """Return the trials whose settings are run on test for the account `measure`: the best of each
     budget and, unless `measure` is `rollouts`, those on the upper convex hull of accuracy against
     log compute. So settings with slightly less accuracy for much less compute are also run."""
-    found = list(best_by_budget(trials).values())
+    best = list(best_by_budget(trials).values())
     if measure == "rollouts":
-        return found
+        return best
     places = hull(
         np.log([cost_of(trial, measure) for trial in trials]),
         np.array([trial["validation"] for trial in trials]),
     )
-    return found + [trials[place] for place in places if trials[place] not in found]
+    return best + [trials[place] for place in places if trials[place] not in best]
 
 
 def hull(x: Floats, y: Floats) -> list[int]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flows.benchmark.frontier import MEASURES, Floats, best_by_budget, chosen, cost_of
+from flows.benchmark.frontier import MEASURES, Floats, best_by_budget, cost_of, selected_trials
 from flows.benchmark.interval import Spread, compute_interval, frontier_of, spread_between
 from flows.benchmark.protocol import Protocol, settings_of
 from flows.benchmark.results import Line, counts_of
@@ -111,8 +111,8 @@ def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None
     place = {what: number for number, what in enumerate(whole)}
     trials = [line for line in good if line["measures"] == "validation"]
 
-    def places(wanted: Collection[Line]) -> list[int]:
-        return [place[what] for what in dict.fromkeys(map(settings_of, wanted)) if what in place]
+    def places(selected: Collection[Line]) -> list[int]:
+        return [place[what] for what in dict.fromkeys(map(settings_of, selected)) if what in place]
 
     def best_of(tried: Collection[Line]) -> dict[int, int]:
         return {
@@ -126,15 +126,15 @@ def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None
         return None
     frontier, is_equal = {}, False
     for measure in MEASURES:
-        wanted = chosen(trials, measure)
-        is_run = len(places(wanted)) == len({settings_of(trial) for trial in wanted})
-        frontier[measure] = places(wanted) if is_run else list(best.values())
+        selected = selected_trials(trials, measure)
+        is_run = len(places(selected)) == len({settings_of(trial) for trial in selected})
+        frontier[measure] = places(selected) if is_run else list(best.values())
         is_equal = is_equal or not is_run
     by_search = [
         best_of([trial for trial in trials if trial["seed"] == seed])
         for seed in sorted({trial["seed"] for trial in trials})
     ]
-    searches = [found for found in by_search if found.keys() == best.keys()]
+    searches = [search for search in by_search if search.keys() == best.keys()]
     points = [Point(tests[0]["budget"], tests) for tests in whole.values()]
     return Runs(name, points, frontier, best, searches, is_equal)
 
@@ -174,12 +174,12 @@ def noise_between(*recipes: Runs) -> tuple[Noise, list[list[int]]]:
     return noise, [[number[point.answers()] for point in runs.points] for runs in recipes]
 
 
-def spread_of(found: Collection[Runs]) -> Spread | None:
+def spread_of(recipes: Collection[Runs]) -> Spread | None:
     """Return the spread between searches, pooled over recipes and budgets, because one recipe has
     too few searches. Recipes with the same runs count once. Return None if no recipe has two
     searches."""
     squares, freedom = 0.0, 0
-    for runs in {tuple(p.answers() for p in runs.points): runs for runs in found}.values():
+    for runs in {tuple(p.answers() for p in runs.points): runs for runs in recipes}.values():
         if len(runs.searches) < 2:
             continue
         noise, (number,) = noise_between(runs)
@@ -195,7 +195,7 @@ def ratios(
     """Return, by measure and budget of the reference, the reference's compute / that of `mine`, to
     the reference's accuracy there."""
     noise, numbers = noise_between(mine, reference)
-    found: dict[str, dict[int, Ratio]] = {measure: {} for measure in measures}
+    by_measure: dict[str, dict[int, Ratio]] = {measure: {} for measure in measures}
     for measure in measures:
         own, its = (
             frontier_of(
@@ -209,14 +209,14 @@ def ratios(
             compute = its.reach(target)
             least, largest = compute_interval(own, its, target, noise, spread)
             most = compute / float(np.exp(own.log_costs[0]))
-            found[measure][budget] = Ratio(
+            by_measure[measure][budget] = Ratio(
                 compute / own.reach(target) or None,
                 compute / largest or None,
                 compute / least if least > 0 else None,
                 bool(own.accuracies[0] >= target),
                 most,
             )
-    return found
+    return by_measure
 
 
 def update_cost(reference: Runs) -> float | None:

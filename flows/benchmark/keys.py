@@ -41,7 +41,7 @@ def digests(params: str, recipe: str, root: Path) -> tuple[Values, Values]:
     found["profile"] = {**found["profile"], "costs": costs_of(whole)}
     own = digest([file_digest(root / name) for name in OWN_FILES])
     return (
-        {name: digest(chosen) for name, chosen in found.items()},
+        {name: digest(settings) for name, settings in found.items()},
         {"cells": own, **{name: digest_of(cells[cell], root) for name, cell in names.items()}},
     )
 

@@ -82,11 +82,11 @@ class Protocol:
         """Return the part of the protocol for these families and recipes; None means all. Raise
         ParamsError for unknown names."""
         compared = [contestant.recipe for contestant in self.contestants]
-        for kind, asked, there in (
+        for kind, requested, there in (
             ("family", families, list(self.families)),
             ("recipe", recipes, compared),
         ):
-            if unknown := [name for name in asked or () if name not in there]:
+            if unknown := [name for name in requested or () if name not in there]:
                 known = ", ".join(there)
                 raise ParamsError(f"the protocol has no {kind} {unknown[0]}; use: {known}")
         return replace(
@@ -162,8 +162,8 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
                 f"has room for {MAX_COUNT}: set it to at most {MAX_COUNT}"
             )
     for contestant in protocol.contestants:
-        chosen = effective.cell_of(values, contestant.recipe)
-        check_keys(path.name, protocol.search, contestant, chosen)
+        settings = effective.cell_of(values, contestant.recipe)
+        check_keys(path.name, protocol.search, contestant, settings)
     if not 0 < protocol.search.keep_share <= 1:
         raise ParamsError(f"{path.name}: search.keep_share must be above 0 and at most 1")
     searches = protocol.search.seeds
@@ -227,12 +227,12 @@ def make_cell(
     first merged into the base value. The code is under `root`."""
     name, changes = family[0], family[1].changes
     changed = merged(values, changes)
-    chosen = changed["recipes"][recipe]
+    own = changed["recipes"][recipe]
     for key, value in settings.items():
         path = key.split(".")
-        if path[0] == "train" and path[1] not in chosen["train"]:
-            chosen = merged(chosen, {"train": {path[1]: changed["train"][path[1]]}})
-        chosen = merged(chosen, dotted(key, value))
-    changed |= {"experiment": {"recipes": [recipe], "seeds": [seed]}, "recipes": {recipe: chosen}}
+        if path[0] == "train" and path[1] not in own["train"]:
+            own = merged(own, {"train": {path[1]: changed["train"][path[1]]}})
+        own = merged(own, dotted(key, value))
+    changed |= {"experiment": {"recipes": [recipe], "seeds": [seed]}, "recipes": {recipe: own}}
     inputs = inputs_of(changed, recipe, root)
     return BenchmarkCell(name, recipe, budget, seed, measures, dict(settings), changed, *inputs)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from flows.benchmark import cells
-from flows.benchmark.frontier import MEASURES, best_by_budget, chosen
+from flows.benchmark.frontier import MEASURES, best_by_budget, selected_trials
 from flows.benchmark.oracle import family_facts
 from flows.benchmark.protocol import (
     BenchmarkCell,
@@ -100,7 +100,7 @@ def tested(trials: Collection[Line]) -> list[Line]:
     """Return the trials whose settings are run on test, without duplicates: those chosen for each
     account, and each search's own best, which give the spread between searches."""
     good = [line for line in trials if "failed" not in line]
-    wanted = [trial for measure in MEASURES if good for trial in chosen(good, measure)]
+    wanted = [trial for measure in MEASURES if good for trial in selected_trials(good, measure)]
     for seed in dict.fromkeys(line["seed"] for line in good):
         wanted += best_by_budget(line for line in good if line["seed"] == seed).values()
     by_settings = {settings_of(trial): trial for trial in reversed(wanted)}
@@ -135,14 +135,14 @@ def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Lin
     def is_tested(line: Line) -> bool:
         return line["measures"] == "test" and line["recipe"] in protocol.reference
 
-    found = []
+    shown = []
     for family in protocol.families:
         of_now = lines_of(protocol, values, family, lambda cell: results.get(cell.key))
         if not any(map(is_tested, of_now)):
             of_old = lines_of(protocol, values, family, lambda cell: old.get(cell.identity))
             of_now = of_old if any(map(is_tested, of_old)) else of_now
-        found += of_now
-    return found
+        shown += of_now
+    return shown
 
 
 def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str) -> None:
@@ -165,7 +165,7 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
     if finished:
         spent = sum(max(line["seconds"] - SECONDS_ALWAYS, 0.0) for line in finished)
         rate = max(spent / sum(line["budget"] for line in finished), 1e-4)
-    wanted, done = list[int](), list[int]()
+    needed, done = list[int](), list[int]()
     for family in protocol.families:
         for contestant in protocol.contestants:
             own = (family, contestant.recipe)
@@ -173,8 +173,8 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
             for rung, budget in enumerate(protocol.budgets(family, contestant)):
                 num = survivors(contestant.trials, protocol.search.keep_share, rung)
                 num *= len(protocol.search.seeds)
-                wanted += [budget] * (num + len(protocol.seeds))
-    left = sum(wanted) - sum(done), len(wanted) - len(done)
+                needed += [budget] * (num + len(protocol.seeds))
+    left = sum(needed) - sum(done), len(needed) - len(done)
     return float(max(left[0] * rate + left[1] * SECONDS_ALWAYS, 0.0) / workers / 3600)
 
 

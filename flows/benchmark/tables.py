@@ -145,8 +145,8 @@ def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iter
         )
         yield f"| recipe | {' | '.join(SHOWN)} |"
         yield "|---" * (len(SHOWN) + 1) + "|"
-        for words, found in rows:
-            cells = [ratio_words(found[measure][budget]) for measure in SHOWN]
+        for words, by_measure in rows:
+            cells = [ratio_words(by_measure[measure][budget]) for measure in SHOWN]
             yield f"| {words} | {' | '.join(cells)} |"
         yield ""
     for words in caveats(runs, reference):

@@ -52,13 +52,13 @@ def run(options: argparse.Namespace) -> int:
     if options.supersede:
         runner.supersede_others(protocol, values, file, options.supersede)
     elif not options.tables:
-        asked = protocol.only(options.families, options.recipes or None)
+        requested = protocol.only(options.families, options.recipes or None)
         with locks.exclusive(options.work / "lock", f"the benchmark in {options.work}"):
-            hours = runner.expected_hours(asked, results.read_results(file), options.workers)
+            hours = runner.expected_hours(requested, results.read_results(file), options.workers)
             logger.info("about %.1f hours remain, %d cells at a time", hours, options.workers)
-            runner.prepare(asked, values, options.work, file, Layout(options.data))
+            runner.prepare(requested, values, options.work, file, Layout(options.data))
             try:
-                runner.run(asked, values, options.work, file, options.workers)
+                runner.run(requested, values, options.work, file, options.workers)
             except StageError as error:
                 raise ParamsError(str(error)) from error
     tables.write_tables(protocol, values, file)

@@ -19,15 +19,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the faults and return 1; without faults, print what the budget buys and return 0."""
     root = roots.existing(options.data)
-    found = findings(root)
-    for remark in found.remarks:
+    health = findings(root)
+    for remark in health.remarks:
         print(f"note: {remark}")
-    if not found.errors:
+    if not health.errors:
         values = root.values
         recipes = values["experiment"]["recipes"]
-        found.errors.extend(costs.refusals(values, root.layout, recipes))
-    if found.errors:
-        print(listed(found.errors))
+        health.errors.extend(costs.refusals(values, root.layout, recipes))
+    if health.errors:
+        print(listed(health.errors))
         return 1
     print("nothing is wrong: parameters, recipes, model, data, store, record, disk and GPU memory")
     print(costs.bought(values, root.layout, recipes, options.price))

@@ -174,8 +174,8 @@ def make_project(folder: Path, options: argparse.Namespace) -> int:
     doctor's status. Raise ParamsError if git is missing or one of OWN_FILES exists."""
     if shutil.which("git") is None:
         raise ParamsError("git was not found, but a project needs a repository: install it")
-    if found := [name for name in OWN_FILES if (folder / name).exists()]:
-        raise ParamsError(f"{folder} already has a {found[0]}: use a new folder")
+    if existing := [name for name in OWN_FILES if (folder / name).exists()]:
+        raise ParamsError(f"{folder} already has a {existing[0]}: use a new folder")
     values = answers(options)
     is_embedded = options.data == EMBEDDED or values["policy.source"] == "tiny"
     base = (commands.CODE / "params.yaml").read_text() if is_embedded else NEW

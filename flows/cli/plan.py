@@ -48,16 +48,16 @@ def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest, price: float | 
     needs = with_cells(roots.own_needs(root, dvc.graph()), values["experiment"])
     changed = changes_of(dvc, root, root.pipeline)
     forced = forced_of(needs, request.force)
-    found = why(root, needs, changed, cells_of(values), forced)
+    causes = why(root, needs, changed, cells_of(values), forced)
     if request.overrides:
-        found = {CODE: without_secrets(f"--set {' '.join(request.overrides)}")} | found
-    chosen = request.recipes, request.seeds, forced, request.until
-    ordered, left_out = selection.select(needs, list(found), *chosen)
-    stages = [stage for stage in ordered if stage in found]
+        causes = {CODE: without_secrets(f"--set {' '.join(request.overrides)}")} | causes
+    limits = request.recipes, request.seeds, forced, request.until
+    ordered, left_out = selection.select(needs, list(causes), *limits)
+    stages = [stage for stage in ordered if stage in causes]
     said = [f"left out: {', '.join(left_out)}"] if left_out else []
     if stages:
         recipes = list(dict.fromkeys(r for _, r, _ in map(params.coordinates, stages) if r))
-        said.append(table(root, values, stages, found))
+        said.append(table(root, values, stages, causes))
         said.append(costs.bought(values, root.layout, recipes, price))
     else:
         said.append(f"nothing to do: all {len(ordered)} stages are up to date")
@@ -114,7 +114,7 @@ def why(
 ) -> dict[str, str]:
     """Return the reason why each stage would or may run, by stage; omit up-to-date stages."""
     entries = lock.read(root.lock)
-    found: dict[str, str] = {}
+    causes: dict[str, str] = {}
     for stage in selection.order(needs):
         phrases = ["requested by --force"] if stage in forced else []
         if stage not in entries:
@@ -124,12 +124,12 @@ def why(
                 said = explain(root, stage, others)
                 phrases += [word for word in said if not word.startswith(MISSING)] or said
             phrases += code_reasons(root, stage, entries[stage], code)
-        before = sorted((needs[stage] - {CODE}) & set(found))
+        before = sorted((needs[stage] - {CODE}) & set(causes))
         if phrases:
-            found[stage] = "; ".join(dict.fromkeys(phrases))
+            causes[stage] = "; ".join(dict.fromkeys(phrases))
         elif before and stage != CODE:
-            found[stage] = AFTER + ", ".join(before)
-    return found
+            causes[stage] = AFTER + ", ".join(before)
+    return causes
 
 
 def without_code(root: Root, changes: list[Any]) -> list[Any]:
@@ -161,14 +161,14 @@ def code_reasons(
     locked = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
     file = path.replace(".json", ".params.yaml")
     ran_with = entry.get("params", {}).get(file)
-    found = (
+    phrases = (
         [f"{file} is new here"]
         if ran_with is None
         else reasons.explain_params(ran_with, settings, list({**ran_with, **settings}))
     )
     if path in locked and md5(now) != locked[path]:
-        found += reasons.explain_digests(path, locked[path], now, commands.ROOT)
-    return found
+        phrases += reasons.explain_digests(path, locked[path], now, commands.ROOT)
+    return phrases
 
 
 def md5(value: Any) -> str:
@@ -178,20 +178,20 @@ def md5(value: Any) -> str:
 
 
 def table(
-    root: Root, values: Mapping[str, Any], stages: list[str], found: Mapping[str, str]
+    root: Root, values: Mapping[str, Any], stages: list[str], causes: Mapping[str, str]
 ) -> str:
     """Return a table of each stage's cost and reason, and the total if all costs are known."""
     forecast = importlib.import_module("flows.doctor.forecast")
     places = [params.coordinates(stage) for stage in stages]
     costs_of, source = forecast.forecast(values, root.layout, places)
-    rows = [row(stage, cost, found[stage]) for stage, cost in zip(stages, costs_of, strict=True)]
+    rows = [row(stage, cost, causes[stage]) for stage, cost in zip(stages, costs_of, strict=True)]
     lines = []
     if all(cost is not None for cost in costs_of):
         total = sum(costs_of, forecast.Cost())
         rows.append(row("all", total, ""))
         if total.gpu_hours.high:
             lines.append(f"GPU time {costs.interval(total.gpu_hours)}")
-    sure = sum(not found[stage].startswith(AFTER) for stage in stages)
+    sure = sum(not causes[stage].startswith(AFTER) for stage in stages)
     may = len(stages) - sure
     return "\n".join(
         [

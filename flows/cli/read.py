@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     root = roots.existing(options.data)
     seed = None if options.part else flags.seed_of(options, params.load(root.params))
     part = importlib.import_module("flows.reading.comparisons")
-    wanted = part.Wanted(options.prompt, options.kind, options.prompts, options.samples)
-    for text in part.read(root.layout, options.part or options.recipe, seed, wanted):
+    request = part.Request(options.prompt, options.kind, options.prompts, options.samples)
+    for text in part.read(root.layout, options.part or options.recipe, seed, request):
         print(text, flush=True)
     return 0

@@ -100,8 +100,8 @@ def known_values(values: Values, layout: Layout) -> World | None:
     prompts, texts = rows.expected(values, layout)
     prompt, completion = lengths(values, layout, texts, profile)
     gpu = there[0].name if there else None
-    wanted = (values["engine"][name] for name in ("num_replicas", "num_processes"))
-    used = [min(max(num, 1), len(there)) for num in wanted]
+    requested = (values["engine"][name] for name in ("num_replicas", "num_processes"))
+    used = [min(max(num, 1), len(there)) for num in requested]
     return World(values, layout, architecture, profile, prompts, prompt, completion, gpu, *used)
 
 
@@ -211,8 +211,8 @@ def plans_of(world: World, recipe: str) -> list[Planned]:
     """Return three plans of the recipe: with the cheapest rollouts (shortest, fewest trained on),
     with the expected ones, and with the most expensive ones. Without a usable profile, every prompt
     (strategy `uniform`) or a share of 5 % to 100 % (other strategies) gets the largest group."""
-    chosen, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
-    spec, train = chosen["allocate"], needs.read_train(chosen["train"])
+    settings, limit = recipes.recipe(world.values, recipe), world.values["sampling"]["max_tokens"]
+    spec, train = settings["allocate"], needs.read_train(settings["train"])
     with suppress(ParamsError):  # a plan may have no visit
         if world.profile is not None:
             compared = budget.compared_plan(world.values, world.profile, recipe)
@@ -230,10 +230,10 @@ def plans_of(world: World, recipe: str) -> list[Planned]:
 
 def trained(world: World, recipe: str, plan: Planned) -> Planned:
     """Return the plan with the number of rollouts that the run will train on."""
-    chosen, limit = recipes.recipe(world.values, recipe), budget.budget_of(world.values)
-    is_charged = limit is not None and budget.is_profile_charged(chosen)
+    settings, limit = recipes.recipe(world.values, recipe), budget.budget_of(world.values)
+    is_charged = limit is not None and budget.is_profile_charged(settings)
     profile = of_profile(world, limit.account).middle if limit and is_charged else 0.0
-    train = needs.read_train(chosen["train"])
+    train = needs.read_train(settings["train"])
     rollouts = budget.rollouts_of(limit, world.architecture, plan, train, profile)
     return replace(plan, rollouts=rollouts)
 
@@ -263,11 +263,11 @@ def refusals(
         return []
     place, verb = (0, "takes at least") if certain else (1, "takes about")
     for name in names:
-        chosen = recipes.recipe(values, name)
-        is_charged = budget.is_profile_charged(chosen)
+        settings = recipes.recipe(values, name)
+        is_charged = budget.is_profile_charged(settings)
         least = [*of_profile(world, limit.account)][place] if is_charged else 0.0
         lengths = [*world.prompt][place], [*world.completion][place]
-        train = needs.read_train(chosen["train"])
+        train = needs.read_train(settings["train"])
         warm = budget.warm_start_cost(limit.account, world.architecture, *lengths, train)
         problems.of(budget.require_rest, limit, name, least, warm, verb)
     return problems.messages
@@ -285,12 +285,12 @@ def fits(values: Values, layout: Layout, names: Sequence[str]) -> dict[str, dict
 def fit(world: World, recipe: str) -> dict[str, Range]:
     """Return how many rollouts, steps and passes a cell's budget allows, its executed FLOPs and
     those of validation, and its hours and GPU-hours, including a profile that it pays for."""
-    chosen, plans = recipes.recipe(world.values, recipe), plans_of(world, recipe)[::-1]
-    train = needs.read_train(chosen["train"])
+    settings, plans = recipes.recipe(world.values, recipe), plans_of(world, recipe)[::-1]
+    train = needs.read_train(settings["train"])
     rollouts = [trained(world, recipe, plan).rollouts for plan in plans]  # the longest first
     passes = sorted(num / plan.rollouts for num, plan in zip(rollouts, plans, strict=True))
     total = training(world, recipe)
-    if budget.is_profile_charged(chosen):
+    if budget.is_profile_charged(settings):
         total += cost(world, ("profile", None, None))
     return {
         "rollouts": Range(*rollouts),

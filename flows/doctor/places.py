@@ -136,13 +136,13 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
     """Read the first few rows of every source as `ingest` does, load their verifiers, and return
     (errors, remarks). A remote source that cannot be read is an error only if the prompts have not
     been ingested yet."""
-    errors, remarks, found = list[str](), list[str](), list[Row | Rejection]()
+    errors, remarks, examined = list[str](), list[str](), list[Row | Rejection]()
     settings = section(values, "ingest", Ingest)
     for number, source in enumerate(sources(settings.sources)):
         location = str(source.settings.get("path", ""))
         try:
             first = list(rows(number, source, settings.max_prompt_characters, None, NUM_ROWS))
-            found += first
+            examined += first
             rejected = [one for one in first if isinstance(one, Rejection)]
             if rejected and rejected[0].reason == "too_large":
                 remarks.append(
@@ -160,7 +160,7 @@ def check_data(values: Values, layout: Layout) -> tuple[list[str], list[str]]:
             hint = "" if is_remote or not location else near(Path(location).expanduser())
             (remarks if is_here else errors).append(f"ingest.sources[{number}]: {error}{hint}")
     needing = [name for name in values.get("recipes", {}) if needs_solutions(values, name)]
-    usable = [row for row in found if isinstance(row, Row)]
+    usable = [row for row in examined if isinstance(row, Row)]
     configured = section(values, "verify", Verify).verifiers  # checked with the other parameters
     for name in sorted({row.verifier for row in usable} - {*configured}):
         errors += raised(load_verifier, name, configured)
@@ -184,8 +184,8 @@ def check_splits(values: Values) -> list[str]:
 
 def needs_solutions(values: Values, recipe: str) -> bool:
     """Return whether a recipe's warm start imitates worked solutions."""
-    chosen = recipes.recipe(values, recipe)["train"].get("warm_start") or {}
-    return chosen.get("data") == "solutions"
+    warm_start = recipes.recipe(values, recipe)["train"].get("warm_start") or {}
+    return warm_start.get("data") == "solutions"
 
 
 def policy_has_template(values: Values) -> bool | None:
@@ -288,11 +288,11 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
 
 def check_context(values: Values, model: Model | None) -> list[str]:
     """Return a fault if `sampling.max_tokens` leaves no room for a prompt in the context."""
-    limit, asked = model.max_length if model else None, values["sampling"]["max_tokens"]
-    if limit is None or asked < limit:
+    limit, requested = model.max_length if model else None, values["sampling"]["max_tokens"]
+    if limit is None or requested < limit:
         return []
     return [
-        f"sampling.max_tokens is {asked}, but the policy's context is {limit}: no prompt would "
+        f"sampling.max_tokens is {requested}, but the policy's context is {limit}: no prompt would "
         "fit; lower it"
     ]
 

@@ -122,12 +122,12 @@ def num_calls(values: Values, rollouts: float, completion: float, per_call: floa
     return rollouts * completion / rows + tails
 
 
-def spread(found: list[float], assumed: Range) -> Range:
+def spread(speeds: list[float], assumed: Range) -> Range:
     """Return the range of measured rates around their median, widened by MEASURED_FACTOR."""
-    if not found:
+    if not speeds:
         return assumed
-    middle = sorted(found)[len(found) // 2]
-    return Range(min(found) / MEASURED_FACTOR, middle, max(found) * MEASURED_FACTOR)
+    middle = sorted(speeds)[len(speeds) // 2]
+    return Range(min(speeds) / MEASURED_FACTOR, middle, max(speeds) * MEASURED_FACTOR)
 
 
 def measured(

@@ -32,27 +32,27 @@ def expected(values: Mapping[str, Any], layout: Layout) -> tuple[dict[str, Range
     settings = section(values, "ingest", Ingest)
     own, texts, prompts = dict[str | None, Range](), list[str](), {}
     for number, source in enumerate(reading.sources(settings.sources)):
-        found = UNKNOWN
+        number_of_rows = UNKNOWN
         with suppress(ParamsError, ArtifactError):  # reported by `places.check_data`
-            found, some = rows_of(number, source, settings.max_prompt_characters)
+            number_of_rows, some = rows_of(number, source, settings.max_prompt_characters)
             texts += some
-        own[source.split] = own.get(source.split, NOTHING) + found
+        own[source.split] = own.get(source.split, NOTHING) + number_of_rows
     rest = own.get(None, NOTHING)
     for name in ("test", "validation", "train"):  # the order in which `ingest` fills them
-        wanted = getattr(settings.splits, name)
-        prompts[name] = own.get(name, rest) if wanted is None else exactly(wanted)
+        size = getattr(settings.splits, name)
+        prompts[name] = own.get(name, rest) if size is None else exactly(size)
         if name not in own:
             left = zip(rest, prompts[name], strict=True)
             rest = Range(*(max(there - taken, 1.0) for there, taken in left))
         with suppress(OSError, pl.exceptions.PolarsError):
-            prompts[name] = exactly(num_written(layout.prompts(name), wanted))
+            prompts[name] = exactly(num_written(layout.prompts(name), size))
     return prompts, texts
 
 
-def num_written(path: Path, wanted: int | None) -> int:
-    """Return the number of rows that `ingest` wrote into a split's file, at most `wanted`."""
+def num_written(path: Path, limit: int | None) -> int:
+    """Return the number of rows that `ingest` wrote into a split's file, at most `limit`."""
     num = int(pl.scan_parquet(path).select(pl.len()).collect().item())
-    return num if wanted is None else min(num, wanted)
+    return num if limit is None else min(num, limit)
 
 
 def rows_of(number: int, source: Source, longest: int | None) -> tuple[Range, list[str]]:
@@ -63,7 +63,7 @@ def rows_of(number: int, source: Source, longest: int | None) -> tuple[Range, li
     limit = MAX_ROWS if path else NUM_TEXTS
     found = list(reading.rows(number, source, longest, None, limit))
     usable = [row for row in found if isinstance(row, Row)]
-    num = exactly(len({row.asked for row in usable}) if path else source.settings["num_prompts"])
+    num = exactly(len({row.question for row in usable}) if path else source.settings["num_prompts"])
     if path and len(found) == limit:
         num = Range(num.low, 5.0 * num.low, 50.0 * num.low)
     num = num if source.max_rows is None else num.at_most(source.max_rows)

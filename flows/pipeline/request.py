@@ -90,10 +90,10 @@ def set_recipes(path: Path, names: Sequence[str]) -> None:
         for name, folders in read.items()
         if all((commands.ROOT / folder).is_dir() for folder in folders)
     ]
-    chosen = there if is_all else names
-    if chosen != params.section(values, "experiment", params.Experiment).recipes:
-        write_text(path, set_values(path.read_text(), {"experiment.recipes": chosen}))
-        logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(chosen))
+    selected = there if is_all else names
+    if selected != params.section(values, "experiment", params.Experiment).recipes:
+        write_text(path, set_values(path.read_text(), {"experiment.recipes": selected}))
+        logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(selected))
 
 
 def check_before_waiting(root: Root, request: FlowRequest, experiment: Sequence[str]) -> None:
@@ -105,13 +105,13 @@ def check_before_waiting(root: Root, request: FlowRequest, experiment: Sequence[
     path = root.params if root.params.exists() else Root().params
     values = overrides.values_of(path, overrides.note_of(root.layout), request.overrides)
     if experiment:
-        chosen_recipes = recipes.names(values) if [*experiment] == ["all"] else [*experiment]
-        for name in chosen_recipes:
+        selected = recipes.names(values) if [*experiment] == ["all"] else [*experiment]
+        for name in selected:
             recipes.recipe(values, name)
-        values["experiment"] = {**values["experiment"], "recipes": chosen_recipes}
-    chosen = params.section(values, "experiment", params.Experiment)
-    choose(chosen.recipes, request.recipes, "recipe")
-    choose(chosen.seeds, request.seeds, "seed")
+        values["experiment"] = {**values["experiment"], "recipes": selected}
+    section = params.section(values, "experiment", params.Experiment)
+    choose(section.recipes, request.recipes, "recipe")
+    choose(section.seeds, request.seeds, "seed")
     known = stages_of(values)
     choose(known, request.force, "stage")
     choose([*known, *(name.partition("@")[0] for name in known)], request.until, "stage")
@@ -125,5 +125,5 @@ def stages_of(values: dict[str, Any]) -> list[str]:
 
 
 def cells_of(values: dict[str, Any]) -> list[str]:
-    chosen = params.section(values, "experiment", params.Experiment)
-    return [f"{recipe}/{seed}" for recipe in chosen.recipes for seed in chosen.seeds]
+    experiment = params.section(values, "experiment", params.Experiment)
+    return [f"{recipe}/{seed}" for recipe in experiment.recipes for seed in experiment.seeds]

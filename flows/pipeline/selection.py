@@ -49,18 +49,18 @@ def upstream(needs: Needs, stages: Iterable[str]) -> set[str]:
     return found
 
 
-def choose(allowed: Iterable[T], wanted: Iterable[T] | None, what: str) -> set[T]:
-    """Return `wanted`; if it is empty, all of `allowed`. Raise SelectionError for an item that is
-    not allowed."""
+def choose(allowed: Iterable[T], requested: Iterable[T] | None, what: str) -> set[T]:
+    """Return `requested`; if it is empty, all of `allowed`. Raise SelectionError for an item that
+    is not allowed."""
     known = list(dict.fromkeys(allowed))
-    chosen = set(wanted or known)
-    unknown = sorted(chosen - set(known), key=str)
+    selected = set(requested or known)
+    unknown = sorted(selected - set(known), key=str)
     if unknown:
         there = ", ".join(map(str, known))
         raise SelectionError(
             f"{what} {unknown[0]} is not in the experiment: it has {there} (params.yaml)"
         )
-    return chosen
+    return selected
 
 
 def select(
@@ -79,16 +79,16 @@ def select(
     as changed only after its inputs have. Raise SelectionError for unknown names, and
     for a stage in `forced` that is left out."""
     all_cells = {place: coordinates(place) for place in needs if place.startswith("evaluate@")}
-    chosen_recipes = choose((recipe for _, recipe, _ in all_cells.values()), recipes, "recipe")
-    chosen_seeds = choose((seed for _, _, seed in all_cells.values()), seeds, "seed")
-    chosen = {
+    kept_recipes = choose((recipe for _, recipe, _ in all_cells.values()), recipes, "recipe")
+    kept_seeds = choose((seed for _, _, seed in all_cells.values()), seeds, "seed")
+    cells = {
         stage
         for stage, (_, recipe, seed) in all_cells.items()
-        if recipe in chosen_recipes and seed in chosen_seeds
+        if recipe in kept_recipes and seed in kept_seeds
     }
-    other = upstream(needs, set(all_cells) - chosen) - upstream(needs, chosen)
+    other = upstream(needs, set(all_cells) - cells) - upstream(needs, cells)
     is_stale = bool(upstream(needs, other) & set(changed))
-    keep = upstream(needs, chosen) if is_stale else set(needs) - other
+    keep = upstream(needs, cells) if is_stale else set(needs) - other
     if until:
         names = {stage: coordinates(stage)[0] for stage in needs}
         last = choose([*names, *names.values()], until, "stage")

@@ -53,8 +53,8 @@ class Stages:
         forced = forced_of(needs, request.force)
         code_reason = digest_code(dvc, root, CODE in forced)
         changed, forced = changes_of(dvc, root, root.pipeline), forced - {CODE}
-        chosen = request.recipes, request.seeds, forced, request.until
-        ordered, left_out = selection.select(needs, changed, *chosen)
+        limits = request.recipes, request.seeds, forced, request.until
+        ordered, left_out = selection.select(needs, changed, *limits)
         stages = cls(dvc, root, needs, ordered, left_out, changed, forced)
         if code_reason:
             stages.code_reason = code_reason
@@ -194,15 +194,15 @@ def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
     a change of the requirements: the digest files contain the versions, so they are compared
     here."""
     address = root.address(CODE)
-    found = dvc.status(address).get(address, [])
-    changes = [one for one in found if one != ALWAYS]
+    entries = dvc.status(address).get(address, [])
+    changes = [one for one in entries if one != ALWAYS]
     moved = [] if changes else moved_versions(root)
     reasons_to_run = [
         *(["requested by --force"] if forced else []),
         *(explain(root, CODE, changes) if changes else []),
         *moved,
     ]
-    if not reasons_to_run and ALWAYS not in found:
+    if not reasons_to_run and ALWAYS not in entries:
         return ""
     options = ["--single-item", *(["--force"] if forced or moved else [])]
     answer = dvc.ask("--wait-for-lock", "repro", *options, address)

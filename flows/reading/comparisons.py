@@ -28,7 +28,7 @@ CLASSES = (*MOVES, *OUTCOMES)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Request:
     """The requested prompts (by id prefix and class), their number, and the samples per side."""
 
     prompt: str | None
@@ -37,20 +37,20 @@ class Wanted:
     num_samples: int
 
 
-def read(layout: Layout, recipe: str, seed: int | None, wanted: Wanted) -> Iterator[str]:
+def read(layout: Layout, recipe: str, seed: int | None, request: Request) -> Iterator[str]:
     """Yield a count, then the requested prompts with samples. Without a seed, `recipe` is `profile`
     (its training prompts) or `baseline`. Raise ArtifactError if none match."""
     split = "train" if (recipe, seed) == ("profile", None) else "test"
     files, prompts = paths(layout, recipe, seed), PROMPTS.read(layout.prompts(split))
     rates = pass_rates(files, {*prompts["prompt_id"]}, split)
-    chosen = choose(rates, [*files.values()][-1], wanted, split)
+    selected = choose(rates, [*files.values()][-1], request, split)
     cell = recipe if seed is None else f"{recipe}, seed {seed}"
-    yield f"{len(chosen)} of {len(rates)} {split} prompts; {cell}"
-    for row in chosen.head(wanted.num_prompts).iter_rows(named=True):
+    yield f"{len(selected)} of {len(rates)} {split} prompts; {cell}"
+    for row in selected.head(request.num_prompts).iter_rows(named=True):
         found = prompts.filter(pl.col("prompt_id") == row["prompt_id"]).row(0, named=True)
         yield heading(found, {side: row[side] for side in files})
         for side in files:
-            yield from samples(files[side], side, row["prompt_id"], wanted)
+            yield from samples(files[side], side, row["prompt_id"], request)
 
 
 def paths(layout: Layout, recipe: str, seed: int | None) -> dict[str, Path]:
@@ -95,19 +95,19 @@ def pass_rates(files: dict[str, Path], prompts: set[str], split: str) -> pl.Data
     return sides[0].join(sides[1], on="prompt_id", maintain_order="left")
 
 
-def choose(rates: pl.DataFrame, after: Path, wanted: Wanted, split: str) -> pl.DataFrame:
+def choose(rates: pl.DataFrame, after: Path, request: Request, split: str) -> pl.DataFrame:
     """Return the requested rows of `rates`, in order. Raise ArtifactError if none is left."""
-    if wanted.prompt is not None:
-        rates = rates.filter(pl.col("prompt_id").str.starts_with(wanted.prompt))
-    if wanted.kind in MOVES:
-        rates = rates.filter(MOVES[wanted.kind])
-    elif wanted.kind is not None:
-        has_one = ~pl.col("greedy") & (pl.col("outcome") == wanted.kind)
+    if request.prompt is not None:
+        rates = rates.filter(pl.col("prompt_id").str.starts_with(request.prompt))
+    if request.kind in MOVES:
+        rates = rates.filter(MOVES[request.kind])
+    elif request.kind is not None:
+        has_one = ~pl.col("greedy") & (pl.col("outcome") == request.kind)
         ids = pl.scan_parquet(after).filter(has_one).select("prompt_id").unique().collect()
         rates = rates.join(ids, on="prompt_id", how="semi", maintain_order="left")
     if rates.is_empty():
-        what = f" whose id begins with {wanted.prompt}" if wanted.prompt is not None else ""
-        kind = f" of the class {wanted.kind}" if wanted.kind else ""
+        what = f" whose id begins with {request.prompt}" if request.prompt is not None else ""
+        kind = f" of the class {request.kind}" if request.kind else ""
         raise ArtifactError(f"there is no {split} prompt{what}{kind}")
     return rates
 
@@ -123,15 +123,15 @@ def heading(prompt: dict[str, str], rates: dict[str, float | None]) -> str:
     )
 
 
-def samples(path: Path, side: str, prompt: str, wanted: Wanted) -> Iterator[str]:
-    """Yield a prompt's first samples on one side as text, those of the wanted outcome before the
+def samples(path: Path, side: str, prompt: str, request: Request) -> Iterator[str]:
+    """Yield a prompt's first samples on one side as text, those of the requested outcome before the
     others, then the greedy one."""
-    found = ROLLOUTS.check(
+    rollouts = ROLLOUTS.check(
         pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
     )
-    order = pl.col("outcome") != (wanted.kind or ""), pl.col("sample_index")
-    sampled = found.filter(~pl.col("greedy")).sort(order).head(wanted.num_samples)
-    for row in pl.concat([sampled, found.filter(pl.col("greedy"))]).iter_rows(named=True):
+    order = pl.col("outcome") != (request.kind or ""), pl.col("sample_index")
+    sampled = rollouts.filter(~pl.col("greedy")).sort(order).head(request.num_samples)
+    for row in pl.concat([sampled, rollouts.filter(pl.col("greedy"))]).iter_rows(named=True):
         name = "greedy" if row["greedy"] else f"sample {row['sample_index']}"
         answer = "none" if not row["answer"] else escaped(row["answer"])
         yield (

@@ -23,21 +23,21 @@ def read(
 ) -> Iterator[str]:
     """Yield as text the first `number` prompts of a split or, if `prompt` is given, of those whose
     ids begin with it. `values` are all parameters. Raise ArtifactError if no prompt is found."""
-    found = PROMPTS.read(layout.prompts(split))
-    num_prompts = len(found)
-    found = found.filter(pl.col("prompt_id").str.starts_with(prompt or "")).head(number)
-    if found.is_empty():
+    prompts = PROMPTS.read(layout.prompts(split))
+    num_prompts = len(prompts)
+    prompts = prompts.filter(pl.col("prompt_id").str.starts_with(prompt or "")).head(number)
+    if prompts.is_empty():
         named = f" whose id begins with {prompt}" if prompt else ""
         raise ArtifactError(f"there is no {split} prompt{named}")
     policy = read_policy(layout)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     room = params.section(values, "sampling", Sampling).max_tokens
-    encoded = encode_prompts(found, tokenizer, policy, room)
+    encoded = encode_prompts(prompts, tokenizer, policy, room)
     with Grader(params.section(values, "verify", Verify)) as grader:
-        verdicts = grader.check_golds(found.select("verifier", "answer").rows())
-    yield f"{len(found)} of {num_prompts} {split} prompts"
+        verdicts = grader.check_golds(prompts.select("verifier", "answer").rows())
+    yield f"{len(prompts)} of {num_prompts} {split} prompts"
     special = {id_: str(tokenizer.decode([id_])) for id_ in tokenizer.all_special_ids}
-    for row, ids, verdict in zip(found.iter_rows(named=True), encoded, verdicts, strict=True):
+    for row, ids, verdict in zip(prompts.iter_rows(named=True), encoded, verdicts, strict=True):
         level = f", level {escaped(row['level'])}" if row["level"] else ""
         counts = Counter(special[one] for one in ids if one in special)
         marks = "".join(f", {number} {escaped(text)}" for text, number in counts.items())

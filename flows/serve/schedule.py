@@ -108,7 +108,7 @@ async def serve(options: argparse.Namespace) -> None:
 def watch_heartbeats() -> None:
     """Create or update the server's automation that marks runs without heartbeats as crashed."""
     ended = {f"prefect.flow-run.{state}" for state in ENDED}
-    wanted = Automation(
+    automation = Automation(
         name=AUTOMATION,
         description="The machine or the process of the run is gone; the next run resumes.",
         trigger=EventTrigger(
@@ -135,10 +135,10 @@ def watch_heartbeats() -> None:
     try:
         there = cast(Automation, Automation.read(name=AUTOMATION))
     except ValueError:
-        wanted.create()
+        automation.create()
         return
-    wanted.id = there.id
-    wanted.update()
+    automation.id = there.id
+    automation.update()
 
 
 def run(options: argparse.Namespace) -> int:

@@ -33,26 +33,26 @@ from tasks.common.processes import ending
 def write(values: dict[str, Any], root: Path, folder: Path) -> None:
     """Write the files of the experiment in `folder`, and remove all others."""
     whole = complete(values)
-    wanted = set()
+    written = set()
     for name, cell in cells(whole, root).items():
-        wanted.add(folder / f"{name}.json")
+        written.add(folder / f"{name}.json")
         write_json(folder / f"{name}.json", cell.digests(root))
-    for name, chosen in of_cells(whole).items():
-        wanted.add(folder / f"{name}.params.yaml")
-        write_text(folder / f"{name}.params.yaml", dumped(with_digest(name, chosen)))
+    for name, settings in of_cells(whole).items():
+        written.add(folder / f"{name}.params.yaml")
+        write_text(folder / f"{name}.params.yaml", dumped(with_digest(name, settings)))
     named = {name: recipes.resolved(values, name) for name in whole["recipes"]}
-    wanted.add(folder / "params.yaml")
+    written.add(folder / "params.yaml")
     write_text(folder / "params.yaml", dumped({**values, "recipes": named}))
     for path in folder.rglob("*.*"):
-        if path.is_file() and path not in wanted:
+        if path.is_file() and path not in written:
             path.unlink()
 
 
-def with_digest(name: str, chosen: Values) -> Values:
+def with_digest(name: str, settings: Values) -> Values:
     """Return the settings of a cell with their digest. DVC omits keys named `size` and `nfiles`
     from the key of its run cache (dvc issue 10296), so that the key needs a digest of all values.
     The policy never enters that cache (see dvc.yaml)."""
-    return chosen if name == "policy" else {"digest": digest(chosen), **chosen}
+    return settings if name == "policy" else {"digest": digest(settings), **settings}
 
 
 def dumped(values: Mapping[str, Any]) -> str:

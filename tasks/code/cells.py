@@ -61,7 +61,7 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
     """Return every cell of the experiment, keyed by the name of its digest file without the suffix.
     `values` are complete (see `effective.py`)."""
     engines, verifiers = engine_modules(values, root), verifier_modules(values, root)
-    found = {
+    by_name = {
         "ingest": Cell(("tasks.ingest.__main__", *source_modules(values, root), *verifiers)),
         "policy": policy_cell(values, root),
         "profile": Cell(("tasks.profile.__main__", *engines, *verifiers)),
@@ -69,21 +69,21 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
         "report": Cell(("tasks.report.__main__",)),
     }
     for name in values["recipes"]:
-        chosen = recipes.recipe(values, name)
-        strategy = named("tasks.allocate.strategies", [chosen["allocate"]["strategy"]], root)
-        slots = slot_modules(chosen["train"], root)
+        recipe = recipes.recipe(values, name)
+        strategy = named("tasks.allocate.strategies", [recipe["allocate"]["strategy"]], root)
+        slots = slot_modules(recipe["train"], root)
         readers = readers_of(slots, root)
         # the module that loads the profile's samples, if a slot or a warm start reads them
-        is_warm = (chosen["train"].get("warm_start") or {}).get("data") == "profile"
+        is_warm = (recipe["train"].get("warm_start") or {}).get("data") == "profile"
         samples = ["tasks.allocate.samples"] * bool(readers or is_warm)
-        found |= {
+        by_name |= {
             f"{name}/allocate": Cell(
                 ("tasks.allocate.__main__", *strategy, *samples), read=readers
             ),
             f"{name}/train": Cell(("tasks.train.__main__", *slots, *engines, *verifiers)),
-            f"{name}/evaluate": found["baseline"],
+            f"{name}/evaluate": by_name["baseline"],
         }
-    return found
+    return by_name
 
 
 def policy_cell(values: Params, root: Path) -> Cell:

@@ -128,12 +128,12 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
     """Return the values with which the recipe `name` is allocated and trained: `allocate`, and
     `train` with all settings of its methods. Raise ParamsError if they, or the other sections that
     training reads, are invalid."""
-    chosen = recipes.recipe(values, name)
+    recipe = recipes.recipe(values, name)
     with gathered() as problems:
-        problems.of(load_strategy, chosen["allocate"])
-        train = problems.of(settings_of, chosen["train"])
+        problems.of(load_strategy, recipe["allocate"])
+        train = problems.of(settings_of, recipe["train"])
     sections(values, Sections).check(train)
-    return {"allocate": chosen["allocate"], "train": asdict(train)}
+    return {"allocate": recipe["allocate"], "train": asdict(train)}
 
 
 def of_cells(whole: Values) -> dict[str, Values]:
@@ -147,7 +147,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
     measured = {"evaluate": whole["evaluate"], **stored}
     policy = dict(whole["policy"])
     del policy["trust_remote_code" if policy["source"] == "tiny" else "tiny"]
-    found: dict[str, Values] = {
+    by_name: dict[str, Values] = {
         "ingest": {"ingest": whole["ingest"], **grading},
         "policy": {"policy": policy},
         "profile": {"profile": whole["profile"], **stored},
@@ -155,10 +155,10 @@ def of_cells(whole: Values) -> dict[str, Values]:
         "report": {"experiment": whole["experiment"], "report": whole["report"]},
     }
     for name in whole["recipes"]:
-        chosen = cell_of(whole, name)
-        train = chosen["train"]
-        found[f"{name}/allocate"] = {
-            "allocate": {**whole["allocate"], **chosen["allocate"]},
+        recipe = cell_of(whole, name)
+        train = recipe["train"]
+        by_name[f"{name}/allocate"] = {
+            "allocate": {**whole["allocate"], **recipe["allocate"]},
             "experiment": {"budget": whole["experiment"]["budget"]},
             "gates": whole["gates"],
             "sampling": whole["sampling"],
@@ -171,6 +171,6 @@ def of_cells(whole: Values) -> dict[str, Values]:
         }
         engine = {key: whole["engine"][key] for key in SAMPLER} | altering
         inputs = recipes.input_digests(train)
-        found[f"{name}/train"] = {"train": train, "engine": engine, **sampled, **inputs}
-        found[f"{name}/evaluate"] = measured
-    return found
+        by_name[f"{name}/train"] = {"train": train, "engine": engine, **sampled, **inputs}
+        by_name[f"{name}/evaluate"] = measured
+    return by_name

@@ -24,7 +24,7 @@ def rows(values: Values) -> list[Row]:
 
 def recipe_rows(values: Values, name: str) -> list[Row]:
     """Return every value with which the recipe is allocated and trained, in the form of `rows`."""
-    chosen, own = cell_of(values, name), recipes.resolved(values, name)
+    settings, own = cell_of(values, name), recipes.resolved(values, name)
 
     def origin(key: str) -> str:
         if find(own, key) is not MISSING:
@@ -33,7 +33,7 @@ def recipe_rows(values: Values, name: str) -> list[Row]:
         is_replaced = isinstance(find(own, f"{slot}.method"), str)
         return DEFAULT if is_replaced or find(values, key) is MISSING else FILE
 
-    return [(key, value, origin(key)) for key, value in leaves(chosen, "")]
+    return [(key, value, origin(key)) for key, value in leaves(settings, "")]
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:

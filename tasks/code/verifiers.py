@@ -27,15 +27,15 @@ def verifiers_in_use(values: Mapping[str, Any], root: Path) -> list[str]:
     known = files | set(configured)
     entries = values["ingest"]["sources"]
     pending = [name for entry in entries for name in of_source(entry, known, root)]
-    found: set[str] = set()
+    used: set[str] = set()
     while pending:
         name = pending.pop()
-        if name in found:
+        if name in used:
             continue
-        found.add(name)
+        used.add(name)
         settings = configured.get(name, {})
         pending += [other for other in texts(settings) if other in known]
-    return sorted(found & files)
+    return sorted(used & files)
 
 
 def of_source(entry: Mapping[str, Any], known: set[str], root: Path) -> set[str]:

@@ -114,8 +114,8 @@ class Grader:
         verdicts: dict[int, Verdict] = {}
         for name, places in by_judge.items():
             answers = [(str(requests[place][1]), requests[place][2]) for place in places]
-            found = self.judge_of(name).grade(answers, on_done or (lambda _: None))
-            verdicts.update(zip(places, found, strict=True))
+            graded = self.judge_of(name).grade(answers, on_done or (lambda _: None))
+            verdicts.update(zip(places, graded, strict=True))
         if others:
             pool = self.started({requests[place][0] for place in others})
             replies = pool.map([requests[place] for place in others], on_done)

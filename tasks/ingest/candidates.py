@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `asked`, the text by which prompts are compared, is the source's bare
+    """A clean prompt. `question`, the text by which prompts are compared, is the source's bare
     question, or else the prompt without template or system message. `prompt` includes the source's
     `template`. `marker` is the text's first special token of a well-known chat format, or empty.
     `line` and `content` (the record's raw text) are kept in case a later check rejects the row."""
@@ -57,7 +57,7 @@ class Row:
     source: str
     line: int
     content: str
-    asked: str
+    question: str
     prompt: str
     messages: str | None
     template: str | None
@@ -76,14 +76,14 @@ def clean(candidate: Candidate, record: Record, source: Source, max_characters: 
     Chat messages in a template become plain text; without a template they stay messages. The
     source's system message replaces any existing one, and turns plain text into a chat."""
     check(candidate)
-    text = asked = candidate.prompt
+    text = question = candidate.prompt
     messages = [{"role": "user", "content": text}]
     is_chat = isinstance(candidate.prompt, list)
     if is_chat:
         messages = chat.messages_of(candidate.prompt)
-        text, asked = chat.flattened(messages), chat.asked(messages)
-    if not asked.strip():
-        raise Unusable(f"the prompt is {asked!r}", "empty_prompt")
+        text, question = chat.flattened(messages), chat.question(messages)
+    if not question.strip():
+        raise Unusable(f"the prompt is {question!r}", "empty_prompt")
     if max_characters is not None and len(text) > max_characters:
         raise Unusable(
             f"the prompt has {len(text)} characters, ingest.max_prompt_characters is "
@@ -94,16 +94,16 @@ def clean(candidate: Candidate, record: Record, source: Source, max_characters: 
         turns = [one for one in messages if one["role"] not in chat.SYSTEM]
         messages, is_chat = [{"role": "system", "content": source.system}, *turns], True
     template = source.template
-    prompt = template.replace("{prompt}", text) if template else asked
+    prompt = template.replace("{prompt}", text) if template else question
     marker = MARKER.search(text)
     if isinstance(candidate.question, str) and candidate.question.strip():
-        asked = candidate.question
+        question = candidate.question
     has_level = candidate.level is not None and candidate.level is not MISSING
     return Row(
         source=candidate.source,
         line=record.line,
         content=record.content,
-        asked=asked,
+        question=question,
         prompt=prompt,
         messages=json.dumps(messages, ensure_ascii=False) if is_chat and template is None else None,
         template=template,

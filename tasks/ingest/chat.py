@@ -64,7 +64,7 @@ def text_of(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def asked(messages: list[dict[str, str]]) -> str:
+def question(messages: list[dict[str, str]]) -> str:
     """Return the question: the text of all messages except system messages."""
     return "\n\n".join(message["content"] for message in messages if message["role"] not in SYSTEM)
 

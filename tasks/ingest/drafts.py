@@ -51,11 +51,11 @@ def draft(
     else:
         entry = {"preset": preset, "settings": {"path": location, **NEEDED.get(preset, {})}}
     (source,) = reading.sources([parse(entry, Source, "ingest.sources[0]")])
-    found = list(islice(reading.rows(0, source, max_characters, None), MAX_ROWS))
-    rows = [row for row in found if isinstance(row, Row)]
-    number = len({row.asked for row in rows})
+    items = list(islice(reading.rows(0, source, max_characters, None), MAX_ROWS))
+    rows = [row for row in items if isinstance(row, Row)]
+    number = len({row.question for row in rows})
     if number < MIN_ROWS:
-        why = next((f" ({row.detail})" for row in found if isinstance(row, Rejection)), "")
+        why = next((f" ({row.detail})" for row in items if isinstance(row, Rejection)), "")
         raise ParamsError(
             f"{location} has {number} different questions that can be used{why}, and three splits "
             f"need {MIN_ROWS}: add rows, or name another file"
@@ -70,8 +70,8 @@ def mapping(location: str, fields: Sequence[str] | None, *, may_be_own: bool) ->
     """Return an entry with preset `mapping` and verifier `exact` for now, or raise ParamsError. If
     `may_be_own`, return the entry of a preset for its own file (see OWN)."""
     with local_file(location, None) as path:
-        found = (one.fields for one in records(path, location) if isinstance(one, Record))
-        first = next(found, None)
+        rows = (one.fields for one in records(path, location) if isinstance(one, Record))
+        first = next(rows, None)
     if first is None:
         raise ParamsError(f"{location} has no row that can be read: name another file")
     columns = list(first) if isinstance(first, dict) else []

@@ -87,8 +87,8 @@ def filled(template: str, values: dict[str, str]) -> str:
     """Return the template with its fields filled in, and `{{` and `}}` unescaped. The result is
     stripped, because an empty optional field leaves a space beside it."""
 
-    def text(found: re.Match[str]) -> str:
-        path = found["path"]
-        return values[path.removesuffix("?")] if path else found[0][0]
+    def text(match: re.Match[str]) -> str:
+        path = match["path"]
+        return values[path.removesuffix("?")] if path else match[0][0]
 
     return BRACES.sub(text, template).strip()

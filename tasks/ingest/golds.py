@@ -15,10 +15,10 @@ CHUNK_ROWS = 4096  # checked in one call of the grader
 
 
 def check(
-    found: Iterable[tuple[int, Row | Rejection]], grader: Grader
+    results: Iterable[tuple[int, Row | Rejection]], grader: Grader
 ) -> Iterator[tuple[int, Row | Rejection]]:
     """Yield the items in order, but a rejection in place of each row whose gold fails the check."""
-    items = iter(found)
+    items = iter(results)
     while chunk := list(islice(items, CHUNK_ROWS)):
         rows = [row for _, row in chunk if isinstance(row, Row)]
         verdicts = iter(grader.check_golds([(row.verifier, row.answer) for row in rows]))

@@ -93,8 +93,8 @@ def letters_of(answer: Any, options: Options, first: int | None) -> str | None:
     if not isinstance(answer, list):
         return letter(answer, options, first)
     found = [letter(one, options, first) for one in answer]
-    chosen = sorted({one for one in found if one})
-    return "".join(chosen) if chosen and len(chosen) == len(answer) else None
+    letters = sorted({one for one in found if one})
+    return "".join(letters) if letters and len(letters) == len(answer) else None
 
 
 def letter(answer: Any, options: Options, first: int | None) -> str | None:

@@ -18,10 +18,10 @@ from tasks.ingest.files.formats import Record, printable, records
 from tasks.ingest.selection import (
     Between,
     between,
-    chosen_verifier,
     conditions_of,
     placeholder,
     question_of,
+    row_verifier,
     select,
     verifier_of,
 )
@@ -87,12 +87,12 @@ def settings_of(source: Source) -> Any:
 
 
 def read(
-    chosen: list[Source], max_characters: int | None, folder: Path | None
+    entries: list[Source], max_characters: int | None, folder: Path | None
 ) -> Iterator[tuple[int, Row | Rejection]]:
     """Yield every row of every source in order, clean or rejected, with the source's index. Remote
     files are first fetched into `folder`."""
     with progress(None, "ingest", "row") as bar:
-        for index, source in enumerate(chosen):
+        for index, source in enumerate(entries):
             for row in rows(index, source, max_characters, folder):
                 bar.update()
                 yield index, row
@@ -116,9 +116,9 @@ def rows(
     max_bytes = None if limit is None else HEAD_BYTES
     for row in islice(judged(source, max_characters, folder, max_bytes), limit):
         if isinstance(row, Row) and isinstance(source.question, Between):
-            part = between(row.asked, source.question)
+            part = between(row.question, source.question)
             reasons["marked"] += part is not None
-            row = replace(row, asked=part or row.asked)
+            row = replace(row, question=part or row.question)
         num_rows += 1
         reasons[row.reason if isinstance(row, Rejection) else ""] += 1
         yield row
@@ -153,18 +153,20 @@ def judged(
     conditions = conditions_of(source.where, "where")
 
     def row_of(record: Record) -> Row | Rejection:
-        found = Candidate(None, None, "", source=name)
+        candidate = Candidate(None, None, "", source=name)
         try:
             select(record.fields, conditions)
-            found = module.candidate(record, settings)
-            found = replace(found, source=name if found.source is None else found.source)
-            return clean(chosen(found, record, source), record, source, max_characters)
+            candidate = module.candidate(record, settings)
+            candidate = replace(
+                candidate, source=name if candidate.source is None else candidate.source
+            )
+            return clean(completed(candidate, record, source), record, source, max_characters)
         except Unusable as error:
-            place = printable(error.source or found.source)
+            place = printable(error.source or candidate.source)
             return Rejection(record.line, record.content, error.reason, str(error), place)
         except (TypeError, ValueError, RecursionError) as error:
             detail = printable(f"it cannot be read: {type(error).__name__}: {error}"[:300])
-            return Rejection(record.line, record.content, "malformed", detail, found.source)
+            return Rejection(record.line, record.content, "malformed", detail, candidate.source)
 
     for record in records_of(module, settings, folder, max_bytes):
         yield row_of(record) if isinstance(record, Record) else replace(record, source=name)
@@ -188,14 +190,14 @@ def records_of(
             yield Rejection(1, "", "too_large", "only the beginning of the file was fetched")
 
 
-def chosen(found: Candidate, record: Record, source: Source) -> Candidate:
+def completed(candidate: Candidate, record: Record, source: Source) -> Candidate:
     """Return a candidate with the verifier and the question that the entry sets, if any. Raise
     Unusable if that leaves no verifier, or for an image placeholder in the prompt."""
     if source.verifier is not None:
-        found = replace(found, verifier=chosen_verifier(source.verifier, record.fields))
-    if name := placeholder(found.prompt):
+        candidate = replace(candidate, verifier=row_verifier(source.verifier, record.fields))
+    if name := placeholder(candidate.prompt):
         detail = f"the prompt has the image placeholder {name}, and images are not read"
         raise Unusable(detail, "needs_image")
     if isinstance(source.question, str):
-        found = replace(found, question=field(record.fields, source.question))
-    return found
+        candidate = replace(candidate, question=field(record.fields, source.question))
+    return candidate

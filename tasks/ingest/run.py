@@ -34,10 +34,10 @@ def main(stage: Stage) -> None:
     """Read, check and split all rows, and write the tables; with --dry-run only print counts."""
     sections = stage.sections(Sections)
     settings = sections.ingest
-    chosen = sources(settings.sources)
+    entries = sources(settings.sources)
     folder = None if stage.options.dry_run else stage.layout.root
     with temporary_folder(folder, "ingest") as temporary:
-        spool, index, pairs = ingest(settings, chosen, sections.verify, temporary)
+        spool, index, pairs = ingest(settings, entries, sections.verify, temporary)
         if stage.options.dry_run:
             print(table(index))
             return
@@ -46,23 +46,23 @@ def main(stage: Stage) -> None:
 
 
 def ingest(
-    settings: Ingest, chosen: list[Source], verify: Verify, folder: Path
+    settings: Ingest, entries: list[Source], verify: Verify, folder: Path
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
     """Return all rows read (with texts in `folder`), the index with the outcome of each row, and
     the contaminated pairs."""
     spool = Spool(folder, settings.seed)
-    samples = SharedTexts(n for n, source in enumerate(chosen) if may_share_text(source))
+    samples = SharedTexts(n for n, source in enumerate(entries) if may_share_text(source))
     # by source: the number of rows with special tokens of chats, and where the first one is
     marked: dict[str, tuple[int, str]] = {}
     with Grader(verify) as grader:
-        rows = read(chosen, settings.max_prompt_characters, folder)
-        for entry, found in golds.check(rows, grader):
-            spool.add(entry, found)
-            samples.add(entry, found)
-            if isinstance(found, Row) and found.marker:
-                first = f"{found.marker!r} in {found.source}, line {found.line}"
-                number, first = marked.get(found.source, (0, first))
-                marked[found.source] = number + 1, first
+        rows = read(entries, settings.max_prompt_characters, folder)
+        for entry, row in golds.check(rows, grader):
+            spool.add(entry, row)
+            samples.add(entry, row)
+            if isinstance(row, Row) and row.marker:
+                first = f"{row.marker!r} in {row.source}, line {row.line}"
+                number, first = marked.get(row.source, (0, first))
+                marked[row.source] = number + 1, first
         for source, (number, first) in marked.items():
             logger.info(
                 "%s: the text of %d prompts has what chats use as special tokens, such as %s; it "
@@ -71,12 +71,12 @@ def ingest(
                 number,
                 first,
             )
-        compare_without_shared_text(spool, samples.found())
+        compare_without_shared_text(spool, samples.shared())
         index = spool.close().index
         for key in ("text", "folded"):
             texts = spool.take(duplicates.differing(index, key)["row"], "answer", "verifier")
             index = duplicates.unify(index, texts, key, lambda pairs: golds.equal(pairs, grader))
-    index = duplicates.resolve(index, [source.split for source in chosen])
+    index = duplicates.resolve(index, [source.split for source in entries])
     pairs = [pl.DataFrame(schema=contamination.PAIRS)]
 
     def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
@@ -84,7 +84,7 @@ def ingest(
         first = pairs[-1].unique("row", keep="first", maintain_order=True)
         return first.select("row", "other", reason=pl.lit("contaminated"))
 
-    index = splits.split(index, settings.splits, chosen, contaminated)
+    index = splits.split(index, settings.splits, entries, contaminated)
     return spool, index, pl.concat(pairs)
 
 
@@ -94,9 +94,11 @@ def may_share_text(source: Source) -> bool:
     return source.question is None and not hasattr(load(source.preset), "read")
 
 
-def compare_without_shared_text(spool: Spool, found: dict[tuple[int, str], SharedText]) -> None:
+def compare_without_shared_text(
+    spool: Spool, shared_texts: dict[tuple[int, str], SharedText]
+) -> None:
     """In the texts that are compared, drop the text that the prompts of a source share."""
-    for (entry, source), shared in found.items():
+    for (entry, source), shared in shared_texts.items():
         logger.info(
             "ingest.sources[%d] (%s): questions are compared without what its prompts share: %r "
             "before, %r after",
@@ -106,11 +108,11 @@ def compare_without_shared_text(spool: Spool, found: dict[tuple[int, str], Share
             shared.end,
         )
 
-    def question(entry: int, source: str, asked: str) -> str:
-        shared = found.get((entry, source))
-        return shared.stripped(asked) if shared else asked
+    def question(entry: int, source: str, text: str) -> str:
+        shared = shared_texts.get((entry, source))
+        return shared.stripped(text) if shared else text
 
-    if found:
+    if shared_texts:
         spool.compare_by(question)
 
 

@@ -38,8 +38,8 @@ def verifier_of(value: Any, where: str) -> str | ByColumn:
     """Return a verifier's name, or a parsed ByColumn. Raise ParamsError for anything else."""
     if isinstance(value, str):
         return value
-    chosen = parse(value, ByColumn, where)
-    return replace(chosen, values={as_text(k): v for k, v in chosen.values.items()})
+    spec = parse(value, ByColumn, where)
+    return replace(spec, values={as_text(k): v for k, v in spec.values.items()})
 
 
 def question_of(value: Any, where: str) -> str | Between | None:
@@ -47,13 +47,13 @@ def question_of(value: Any, where: str) -> str | Between | None:
     value is None. Raise ParamsError for anything else."""
     if value is None or isinstance(value, str):
         return value
-    chosen = parse(value, Between, where)
-    if len(chosen.between) != 2 or not any(chosen.between):
+    marks = parse(value, Between, where)
+    if len(marks.between) != 2 or not any(marks.between):
         raise ParamsError(
-            f"{where}.between is {chosen.between}; give the text before the question and the one "
+            f"{where}.between is {marks.between}; give the text before the question and the one "
             "after it, null for none"
         )
-    return chosen
+    return marks
 
 
 def conditions_of(value: Any, where: str) -> dict[str, frozenset[str]]:
@@ -92,7 +92,7 @@ def placeholder(prompt: Any) -> str | None:
     return next((match[0] for match in found if match), None)
 
 
-def chosen_verifier(spec: str | ByColumn, fields: Mapping[str, Any]) -> str:
+def row_verifier(spec: str | ByColumn, fields: Mapping[str, Any]) -> str:
     """Return the verifier of a row. Raise Unusable if there is none."""
     if isinstance(spec, str):
         return spec
@@ -107,16 +107,16 @@ def chosen_verifier(spec: str | ByColumn, fields: Mapping[str, Any]) -> str:
     return name
 
 
-def between(asked: str, marks: Between) -> str | None:
+def between(text: str, marks: Between) -> str | None:
     """Return the part of a prompt between the first occurrence of the first mark and the last
     occurrence of the second; None if a mark is missing or the part is empty."""
     start, end = marks.between
     if start is not None:
-        _, found, asked = asked.partition(start)
-        if not found:
+        _, mark, text = text.partition(start)
+        if not mark:
             return None
     if end is not None:
-        asked, found, _ = asked.rpartition(end)
-        if not found:
+        text, mark, _ = text.rpartition(end)
+        if not mark:
             return None
-    return asked.strip() or None
+    return text.strip() or None

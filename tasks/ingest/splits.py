@@ -29,21 +29,21 @@ def split(
     are too few rows."""
     pool = index.filter(ALIVE).select("row", "entry", "folded", "place")
     pool = capped(pool, sources).sort("place", "row")
-    chosen: list[pl.DataFrame] = []
+    filled: list[pl.DataFrame] = []
     for name in ("test", "validation", "train"):
         named = name if any(source.split == name for source in sources) else None
         own = [entry for entry, source in enumerate(sources) if source.split == named]
         rows = pool.filter(pl.col("entry").is_in(own))
         if name == "train":
-            bad = contaminated(rows, pl.concat(chosen))
+            bad = contaminated(rows, pl.concat(filled))
             index = reject(index, bad)
             rows = rows.join(bad, on="row", how="anti", maintain_order="left")
         weights = {entry: weight for entry in own if (weight := sources[entry].weight) is not None}
         taken = take(rows, getattr(sizes, name), weights, f"{name}{rejections(index)}")
         pool = pool.join(taken, on="row", how="anti", maintain_order="left")
-        chosen.append(taken.with_columns(split=pl.lit(name)))
+        filled.append(taken.with_columns(split=pl.lit(name)))
     return index.join(
-        pl.concat(chosen).select("row", "split"), on="row", how="left", maintain_order="left"
+        pl.concat(filled).select("row", "split"), on="row", how="left", maintain_order="left"
     )
 
 
@@ -66,10 +66,10 @@ def take(
     """Return the first `size` of `rows`, or, with `weights`, each entry's share of `size`. Without
     `size`, return all, or as many as the weights allow. Raise StageError if there are too few."""
     if not weights:
-        wanted = max(rows.height, 1) if size is None else size
-        if rows.height < wanted:
-            raise StageError(too_few(what, wanted, rows.height))
-        return rows.head(wanted)
+        needed = max(rows.height, 1) if size is None else size
+        if rows.height < needed:
+            raise StageError(too_few(what, needed, rows.height))
+        return rows.head(needed)
     available = dict.fromkeys(weights, 0) | dict(rows.group_by("entry").len().iter_rows())
     total = sum(weights.values())
     if size is None:
@@ -103,9 +103,9 @@ def rejections(index: pl.DataFrame) -> str:
     return f" (rejected: {phrases or 'none'})"
 
 
-def too_few(what: str, wanted: int, available: int) -> str:
+def too_few(what: str, needed: int, available: int) -> str:
     """Return the error message for a split with too few prompts."""
     return (
-        f"the split {what} needs {wanted} prompts and {available} are left: lower ingest.splits, "
+        f"the split {what} needs {needed} prompts and {available} are left: lower ingest.splits, "
         "or add sources"
     )

@@ -23,7 +23,7 @@ TEXTS = {
     "detail": pl.String,
     "content": pl.String,
     "prompt_id": pl.String,
-    "asked": pl.String,
+    "question": pl.String,
     "prompt": pl.String,
     "messages": pl.String,
     "template": pl.String,
@@ -61,19 +61,19 @@ class Spool:
         self.files: list[Path] = []
         self.index = pl.DataFrame(schema=INDEX)
 
-    def add(self, entry: int, found: Row | Rejection) -> None:
+    def add(self, entry: int, row: Row | Rejection) -> None:
         """Store one row of `ingest.sources[entry]`."""
-        known = {"row": self.num_rows, "source": found.source, "line": found.line}
-        if isinstance(found, Row):
-            columns = {name: getattr(found, name) for name in OF_ROW}
-            identity = prompt_id(found)
+        known = {"row": self.num_rows, "source": row.source, "line": row.line}
+        if isinstance(row, Row):
+            columns = {name: getattr(row, name) for name in OF_ROW}
+            identity = prompt_id(row)
             self.texts.append({**columns, **known, "prompt_id": identity})
-            self.keys.append({**known, "entry": entry, **keys(found, identity, self.seed)})
+            self.keys.append({**known, "entry": entry, **keys(row, identity, self.seed)})
         else:
             self.texts.append(
-                {**known, "reason": found.reason, "detail": found.detail, "content": found.content}
+                {**known, "reason": row.reason, "detail": row.detail, "content": row.content}
             )
-            self.keys.append({**known, "entry": entry, "reason": found.reason})
+            self.keys.append({**known, "entry": entry, "reason": row.reason})
         self.num_rows += 1
         if len(self.texts) >= CHUNK_ROWS:
             self.flush()
@@ -88,19 +88,19 @@ class Spool:
         self.keys = []
 
     def compare_by(self, question: Callable[[int, str, str], str]) -> None:
-        """Replace the compared text of every row by `question(entry, source, asked)`. Files are
+        """Replace the compared text of every row by `question(entry, source, question)`. Files are
         rewritten one at a time."""
         self.flush()
         for number, file in enumerate(self.files):
             part = self.parts[number]
-            old = pl.read_parquet(file, columns=["asked"])["asked"]
+            old = pl.read_parquet(file, columns=["question"])["question"]
             rows = zip(part["entry"], part["source"].cast(pl.String), old, strict=True)
-            asked = [text and question(entry, source, text) for entry, source, text in rows]
-            new = pl.Series("asked", asked, pl.String)
+            questions = [text and question(entry, source, text) for entry, source, text in rows]
+            new = pl.Series("question", questions, pl.String)
             if not new.equals(old):
                 texts = pl.read_parquet(file).with_columns(new)
                 texts.write_parquet(file, compression="lz4")
-                self.parts[number] = part.with_columns(columns_of(asked))
+                self.parts[number] = part.with_columns(columns_of(questions))
 
     def close(self) -> "Spool":
         """Complete `index`; no rows can be added after this."""
@@ -130,9 +130,9 @@ class Spool:
             yield self.take(rows[start : start + PASS_ROWS], *columns)
 
 
-def columns_of(asked: Sequence[str | None]) -> list[pl.Series]:
+def columns_of(questions: Sequence[str | None]) -> list[pl.Series]:
     """Return the index columns `text` and `folded`, null for rows without a question."""
-    keys = [{} if text is None else question_keys(text) for text in asked]
+    keys = [{} if text is None else question_keys(text) for text in questions]
     return [
         pl.Series(name, [each.get(name) for each in keys], pl.UInt64) for name in ("text", "folded")
     ]

@@ -67,22 +67,22 @@ def joined(chunk: pl.DataFrame, details: pl.DataFrame) -> pl.DataFrame:
 
 def write_contamination(path: Path, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
     """Write the contaminated pairs with the texts of both rows."""
-    columns = ("source", "line", "asked")
+    columns = ("source", "line", "question")
 
     def with_texts(part: pl.DataFrame) -> pl.DataFrame:
         train = spool.take(part["row"].unique().sort(), *columns)
         other = spool.take(part["other"].unique().sort(), "prompt_id", *columns).join(
             index.select("row", "split"), on="row", maintain_order="left"
         )
-        found = part.join(train, on="row", maintain_order="left").join(
+        joined = part.join(train, on="row", maintain_order="left").join(
             other, left_on="other", right_on="row", suffix="_other", maintain_order="left"
         )
-        return found.select(
+        return joined.select(
             "kind",
             "overlap",
             "source",
             "line",
-            pl.col("asked").alias("prompt"),
+            pl.col("question").alias("prompt"),
             pl.col("split").alias("eval_split"),
             pl.col("prompt_id").alias("eval_prompt_id"),
             pl.col("source_other").alias("eval_source"),

@@ -65,11 +65,11 @@ def choose(changes: Mapping[str, str | None], count: int = NUM_PROMPTS) -> list[
     classes: dict[str, list[str]] = {name: [] for name in CHANGES}
     for prompt_id, change in sorted(changes.items()):
         classes[change or "same"].append(prompt_id)
-    chosen: list[str] = []
+    prompt_ids: list[str] = []
     rest = [ids for ids in classes.values() if ids]
     for place in range(max(map(len, rest), default=0)):
-        chosen += [ids[place] for ids in rest if place < len(ids)]
-    return chosen[:count]
+        prompt_ids += [ids[place] for ids in rest if place < len(ids)]
+    return prompt_ids[:count]
 
 
 def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[str]) -> Json:
@@ -78,26 +78,26 @@ def write_rollouts(path: Path, layout: Layout, results: Results, runs: Sequence[
     columns = ("prompt_id", "source", "level", "prompt", "answer")
     prompts = PROMPTS.read_columns(layout.prompts("test"), columns).rename({"answer": "gold"})
     rates = {row["prompt_id"]: row for row in results.paired.rates.to_dicts()}
-    chosen = choose({key: change_of(row[INITIAL], row[runs[0]]) for key, row in rates.items()})
+    prompt_ids = choose({key: change_of(row[INITIAL], row[runs[0]]) for key, row in rates.items()})
     samples: dict[str, list[pl.DataFrame]] = {name: [] for name in (INITIAL, *runs)}
 
     def keep(name: str, part: pl.DataFrame) -> None:
         if name in samples:
-            rows = part.filter(pl.col("prompt_id").is_in(chosen))
+            rows = part.filter(pl.col("prompt_id").is_in(prompt_ids))
             short = [pl.col(column).map_elements(cut, pl.String) for column in ("answer", "text")]
             samples[name].append(rows.select(*IN_PAGE, *short))
 
     TO_READ.write_parts(path, parts(layout, results.evidence, prompts, keep))
     table = {
-        name: pl.concat(found).partition_by("prompt_id", as_dict=True)
-        for name, found in samples.items()
+        name: pl.concat(tables).partition_by("prompt_id", as_dict=True)
+        for name, tables in samples.items()
     }
-    asked = {row["prompt_id"]: row for row in prompts.to_dicts()}
+    by_id = {row["prompt_id"]: row for row in prompts.to_dicts()}
     return {
         "runs": list(runs),
         "changes": list(CHANGES),
         "total": len(rates),
-        "prompts": [shown(asked[key], rates[key], table, runs) for key in chosen],
+        "prompts": [shown(by_id[key], rates[key], table, runs) for key in prompt_ids],
     }
 
 
@@ -153,8 +153,8 @@ def shown(
         for name in (INITIAL, *runs)
     }
     words = {name: prompt[name] for name in ("source", "level", "gold")}
-    asked = {"id": prompt["prompt_id"], "prompt": cut(prompt["prompt"]), **words}
-    return {**asked, "policies": policies}
+    texts = {"id": prompt["prompt_id"], "prompt": cut(prompt["prompt"]), **words}
+    return {**texts, "policies": policies}
 
 
 def picked(samples: pl.DataFrame) -> list[Json]:

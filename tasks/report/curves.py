@@ -152,9 +152,9 @@ def fit_curve(
     draws = []
     # draws of the same seeds have points at the same compute, so they are fitted together
     seeds = np.sort(rng.integers(0, len(points), (num_bootstrap, len(points))), axis=1)
-    for chosen, count in zip(*np.unique(seeds, axis=0, return_counts=True), strict=True):
+    for sample, count in zip(*np.unique(seeds, axis=0, return_counts=True), strict=True):
         middle, spread, places = (
-            np.concatenate([of[seed] for seed in chosen]) for of in (fits, spreads, flops)
+            np.concatenate([of[seed] for seed in sample]) for of in (fits, spreads, flops)
         )
         drawn = np.clip(rng.normal(middle, spread, (count, len(middle))), 0.0, 1.0)
         draws += monotone(places, drawn)

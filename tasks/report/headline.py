@@ -23,16 +23,16 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
         if budget is None
         else f"At {amount(budget.account, budget.amount)}"
     )
-    recipes, chosen = summary["recipes"], compared(summary)
-    if chosen is None:
+    recipes, recipe = summary["recipes"], compared(summary)
+    if recipe is None:
         return f"{start} `{reference}` reaches {reached(recipes[reference])}: nothing to compare."
-    mine, other = recipes[chosen], recipes[reference]
-    found = mine["differences"]["reference"]
-    points = 100 * found["mean"]
-    is_one = found["num_seeds"] == 1
-    seeds = "one seed, without training noise" if is_one else f"{found['num_seeds']} seeds"
-    sure = f"95 % interval over {found['over']}, {seeds}: {points_words(found)}"
-    if is_apart(found):
+    mine, other = recipes[recipe], recipes[reference]
+    difference = mine["differences"]["reference"]
+    points = 100 * difference["mean"]
+    is_one = difference["num_seeds"] == 1
+    seeds = "one seed, without training noise" if is_one else f"{difference['num_seeds']} seeds"
+    sure = f"95 % interval over {difference['over']}, {seeds}: {points_words(difference)}"
+    if is_apart(difference):
         word, less = "more" if points > 0 else "fewer", ""
         if (times := compute_ratio(summary)) is not None:
             what = "rollouts" if budget_account(budget) == "rollouts" else "compute"
@@ -41,13 +41,13 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
                 "final accuracy"
             )
         return (
-            f"{start} `{chosen}` reaches {reached(mine)}, {abs(points):.1f} points {word} than "
+            f"{start} `{recipe}` reaches {reached(mine)}, {abs(points):.1f} points {word} than "
             f"`{reference}` ({sure}){less}."
         )
     return (
-        f"{start} there is no significant difference: `{chosen}` reaches {reached(mine)} and "
+        f"{start} there is no significant difference: `{recipe}` reaches {reached(mine)} and "
         f"`{reference}` {reached(other)} ({points:+.1f} points, {sure}). "
-        f"{to_resolve(found)}"
+        f"{to_resolve(difference)}"
     )
 
 
@@ -75,22 +75,24 @@ def compute_ratio(summary: Mapping[str, Any]) -> float | None:
     """Return the compute of the reference / that of the compared recipe, to the reference's final
     accuracy, by the fitted validation curves. Return None if it is unknown or not above 1, or if
     the difference on test is not significant."""
-    if (chosen := compared(summary)) is None:
+    if (recipe := compared(summary)) is None:
         return None
-    times = summary["points"][chosen][-1]["compute_ratio"]["times"]
-    is_told = is_apart(summary["recipes"][chosen]["differences"]["reference"])
+    times = summary["points"][recipe][-1]["compute_ratio"]["times"]
+    is_told = is_apart(summary["recipes"][recipe]["differences"]["reference"])
     return float(times) if is_told and times is not None and times > 1.0 else None
 
 
-def to_resolve(found: Mapping[str, Any]) -> str:
+def to_resolve(difference: Mapping[str, Any]) -> str:
     """Return which difference would have shown, and how many prompts, or seeds and prompts, would
     resolve one percentage point: more seeds alone leave the variance over prompts."""
-    shows = f"{100 * found['shows']:.1f} points"
+    shows = f"{100 * difference['shows']:.1f} points"
     seen = f"A difference of {shows} would have shown with a probability of {POWER:.0%}."
-    if found["high"] - found["low"] <= 2 * POINT:
+    if difference["high"] - difference["low"] <= 2 * POINT:
         return seen
-    if found["num_seeds"] == 1:
-        asked = f"About {math.ceil(found['num_prompts'] * found['times']):,} test prompts"
-        return f"{seen} {asked} would resolve one point, training noise aside."
-    times = f"{found['times']:.1f} times as many"
+    if difference["num_seeds"] == 1:
+        needed = (
+            f"About {math.ceil(difference['num_prompts'] * difference['times']):,} test prompts"
+        )
+        return f"{seen} {needed} would resolve one point, training noise aside."
+    times = f"{difference['times']:.1f} times as many"
     return f"{seen} About {times} seeds on {times} test prompts would resolve one point."

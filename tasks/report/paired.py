@@ -109,11 +109,11 @@ def difference(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Dif
     }
 
 
-def is_apart(found: Difference) -> bool:
+def is_apart(interval: Difference) -> bool:
     """Return whether the interval of a difference excludes 0."""
-    return bool(found["low"] > 0 or found["high"] < 0)
+    return bool(interval["low"] > 0 or interval["high"] < 0)
 
 
-def points_words(found: Difference) -> str:
+def points_words(interval: Difference) -> str:
     """Return a difference's interval as text, in percentage points."""
-    return f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
+    return f"{100 * interval['low']:+.1f} to {100 * interval['high']:+.1f}"

@@ -29,8 +29,8 @@ def points_of(
         "accuracy",
         pl.col(AXES[axis]).cast(pl.Float64).alias("compute"),
     )
-    wanted = pl.col("share").is_not_null() if budget is not None else pl.col("share") == 1.0
-    means = ends.filter(wanted).group_by("recipe", "share").mean().sort("share")
+    shown = pl.col("share").is_not_null() if budget is not None else pl.col("share") == 1.0
+    means = ends.filter(shown).group_by("recipe", "share").mean().sort("share")
     others = {row["share"]: row for row in means.filter(recipe=reference).to_dicts()}
     return {
         recipe: [
@@ -51,9 +51,9 @@ def point_of(mine: Point, other: Point | None, fit: Fitted, reference: Fitted) -
     the reference with the 95 % interval; and `compute_ratio`, the compute of the reference / that
     of the recipe, to the reference's accuracy at this share, with the interval (None beyond the
     compute spent). The reference is not compared with itself."""
-    found = {"share": mine["share"], "accuracy": mine["accuracy"]}
+    point = {"share": mine["share"], "accuracy": mine["accuracy"]}
     if other is None or fit is reference:
-        return {**found, "over_reference": None, "compute_ratio": None}
+        return {**point, "over_reference": None, "compute_ratio": None}
     rng = np.random.default_rng(0)  # the draws are the same in every run of the report
     drawn, beside = (
         rng.permutation([float(draw.at(np.array(place["compute"]))) for draw in fitted.draws])
@@ -64,4 +64,4 @@ def point_of(mine: Point, other: Point | None, fit: Fitted, reference: Fitted) -
     needed = fit.compute_to(other["accuracy"])
     times, high, low = (other["compute"] / x if x else None for x in needed.values())
     less = {"times": times, "low": low, "high": high}
-    return {**found, "over_reference": over, "compute_ratio": less}
+    return {**point, "over_reference": over, "compute_ratio": less}

@@ -281,7 +281,7 @@ def judge(row: Row, choice: str) -> tuple[dict[str, Any] | None, str]:
     choosing by test accuracy would bias that accuracy upwards. It is kept if the interval of the
     paired difference is above 0."""
     over = row["over_initial"]
-    chosen = (
+    words = (
         f"{choice}; on test {name_of(row)} reaches {row['pass_at_1']:.1%} pass@1, "
         f"{100 * over['mean']:+.1f} points against the initial policy (paired over "
         f"{over['num_prompts']} prompts, 95 % interval {points_words(over)})"
@@ -290,5 +290,5 @@ def judge(row: Row, choice: str) -> tuple[dict[str, Any] | None, str]:
         kept = {
             key: row[key] for key in ("recipe", "seed", "validation", "pass_at_1", "over_initial")
         }
-        return kept, chosen
-    return None, f"{chosen}: not shown to be above it, so no champion"
+        return kept, words
+    return None, f"{words}: not shown to be above it, so no champion"

@@ -86,7 +86,7 @@ class StoredRollouts:
         )
         key = asdict(sampling) | settings.engine.altering
         store = open_store(settings.store, layout, policy.digest, key)
-        self.view = StoreView(store, wanted_keys(digests, num_samples))
+        self.view = StoreView(store, rollout_keys(digests, num_samples))
         self.prompts = prompts.select("prompt_id", "prompt", "answer", "verifier").with_columns(
             prompt_digest=pl.Series(digests),
             first_row=pl.int_range(pl.len(), dtype=pl.UInt32) * num_samples,
@@ -98,7 +98,7 @@ class StoredRollouts:
         self.layout = layout
         self.cell = cell
         self.kind = "greedy" if greedy else "sampled"
-        self.asked = {
+        self.request = {
             "policy": policy.digest,
             "sampling": key,
             "num_samples": num_samples,
@@ -140,17 +140,17 @@ class StoredRollouts:
             held(sampling_gpus(self.sampler.engine)),
         ):
             view.store.tidy()
-            missing = view.missing(view.wanted)
+            missing = view.missing(view.keys)
             if len(missing):
                 damaged = len(view.store.damaged)  # set aside by this stage, not long ago
-                why = explain(self.last, self.asked, view.prompts(), missing, damaged)
-                logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.wanted), why)
+                why = explain(self.last, self.request, view.prompts(), missing, damaged)
+                logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.keys), why)
                 logs = self.layout.engine_logs(self.cell)
                 done = fill_store(view, missing, self.sampler, on_sampled, logs)
                 self.usage += replace(done, why=why)
-        reused = max(len(view.wanted) - self.usage.sampled_rollouts, 0)
+        reused = max(len(view.keys) - self.usage.sampled_rollouts, 0)
         self.usage = replace(self.usage, reused_rollouts=reused)
-        write_note(self.layout, self.cell, self.kind, self.asked, self.usage.summary)
+        write_note(self.layout, self.cell, self.kind, self.request, self.usage.summary)
 
     def of_prompts(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return store rows with their prompts. A row is repeated for prompts of equal text."""
@@ -194,12 +194,12 @@ def read_tokens(
     digests = [prompt_digest(ids) for ids in encoded]
     key = asdict(settings.sampling) | settings.engine.altering
     store = open_store(settings.store, layout, policy.digest, key)
-    rows = StoreView(store, wanted_keys(digests, num_samples)).read(["token_ids", "logprobs"])
+    rows = StoreView(store, rollout_keys(digests, num_samples)).read(["token_ids", "logprobs"])
     identified = prompts.select("prompt_id").with_columns(prompt_digest=pl.Series(digests))
     return identified.join(rows, on="prompt_digest", how="inner").drop("prompt_digest")
 
 
-def wanted_keys(digests: Sequence[str], num_samples: int) -> pl.DataFrame:
+def rollout_keys(digests: Sequence[str], num_samples: int) -> pl.DataFrame:
     """Return the store's keys for `num_samples` rollouts of each distinct prompt."""
     indices = pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32})
     return pl.DataFrame({"prompt_digest": list(dict.fromkeys(digests))}).join(indices, how="cross")

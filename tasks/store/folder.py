@@ -113,8 +113,8 @@ class RolloutStore:
             raise
         except shards.UNREADABLE as error:
             logger.debug("%s: %s", self.path(span), error)
-            found = self.load(span, columns)
-            return STORE.frame([]).select(columns) if found is None else found
+            rows = self.load(span, columns)
+            return STORE.frame([]).select(columns) if rows is None else rows
 
     def load(self, span: Span, columns: Sequence[str]) -> pl.DataFrame | None:
         """Return columns of a shard after verifying its checksum. Rename a damaged shard with a

@@ -70,16 +70,16 @@ def last_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
 
 
 def write_note(
-    layout: Layout, cell: str, kind: str, asked: Mapping[str, Any], summary: str
+    layout: Layout, cell: str, kind: str, request: Mapping[str, Any], summary: str
 ) -> None:
     """Write a note of the request and its result. `kind` is `sampled` or `greedy`."""
     path: Path = layout.sampling_note(cell)
-    write_checked(path, {**read_note(path), kind: {"asked": dict(asked), "said": summary}})
+    write_checked(path, {**read_note(path), kind: {"asked": dict(request), "said": summary}})
 
 
 def explain(
     last: Mapping[str, Any] | None,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     held: pl.DataFrame,
     missing: pl.DataFrame,
     damaged: int,
@@ -89,28 +89,28 @@ def explain(
     if last is None and held.is_empty():
         phrases = [
             "first time in this data root, nothing in the store for policy "
-            f"{short(asked['policy'])}"
+            f"{short(request['policy'])}"
         ]
     else:
-        phrases = changes(last or asked, asked)
+        phrases = changes(last or request, request)
     # a new policy or new sampling parameters explain all gaps
     if not any(phrase.startswith(("first", "policy", "sampling")) for phrase in phrases):
-        phrases += gaps(asked["num_samples"], (last or asked)["num_samples"], held, missing)
+        phrases += gaps(request["num_samples"], (last or request)["num_samples"], held, missing)
     if damaged:
         phrases.append(f"{counted(damaged, 'damaged shard')} set aside")
     return "; ".join(phrases)
 
 
-def changes(last: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+def changes(last: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     """Return the differences between this request and the last one, in words."""
     phrases: list[str] = []
-    if last["policy"] != asked["policy"]:
+    if last["policy"] != request["policy"]:
         phrases.append(
-            f"policy digest changed: {short(last['policy'])} -> {short(asked['policy'])}"
+            f"policy digest changed: {short(last['policy'])} -> {short(request['policy'])}"
         )
-    phrases += differences("sampling", last["sampling"], asked["sampling"])
+    phrases += differences("sampling", last["sampling"], request["sampling"])
     for name, label in (("num_samples", "num_samples"), ("location", "store.location")):
-        phrases += differences(label, last[name], asked[name])
+        phrases += differences(label, last[name], request[name])
     return phrases
 
 

@@ -27,23 +27,23 @@ class StoreView:
     Keys are found by reading only the key columns, once per shard. Each key uses 20 bytes of
     memory, because prompts are numbered. Values are read from verified shards."""
 
-    def __init__(self, store: RolloutStore, wanted: pl.DataFrame) -> None:
+    def __init__(self, store: RolloutStore, keys: pl.DataFrame) -> None:
         self.store = store
-        self.wanted = wanted
-        distinct = wanted.select("prompt_digest").unique(maintain_order=True)
+        self.keys = keys
+        distinct = keys.select("prompt_digest").unique(maintain_order=True)
         self.numbers = distinct.with_row_index("prompt")
-        # shards scanned so far; the column `shard` of `found` is an index into them
+        # shards scanned so far; the column `shard` of `present` is an index into them
         self.spans: list[Span] = []
-        self.found = pl.DataFrame(
+        self.present = pl.DataFrame(
             schema={"prompt": pl.UInt32, "sample_index": pl.Int32, "shard": pl.UInt32}
         )
-        self.unread = self.numbered(wanted).select(NUMBERED_KEYS)  # not yet yielded by `parts`
+        self.unread = self.numbered(keys).select(NUMBERED_KEYS)  # not yet yielded by `parts`
 
     def owned(self, among: pl.DataFrame | None = None) -> pl.DataFrame:
         """Return every stored sample of the requested prompts, or of the keys `among`, as (prompt,
         sample_index, shard): `shard` is the index in `spans` of the shard that owns it."""
         spans = self.store.retry(self.scan_new_shards)
-        found = self.found
+        found = self.present
         if among is not None:
             found = found.join(among, on=NUMBERED_KEYS, how="semi", maintain_order="left")
         # rank the shards by their current order; removed or covered shards have no rank
@@ -75,7 +75,7 @@ class StoreView:
         rows = pl.concat(shards_of).join(
             self.numbers, on="prompt_digest", how="inner", maintain_order="left"
         )
-        self.found = pl.concat([self.found, rows.select(self.found.columns)])
+        self.present = pl.concat([self.present, rows.select(self.present.columns)])
         self.spans += spans
 
     def numbered(self, keys: pl.DataFrame) -> pl.DataFrame:

@@ -75,7 +75,7 @@ def row(question: str, answer: str = "1", line: int = 1, **changes: Any) -> Row:
         "level": "",
         "source": "mine",
     }
-    return Row(**{**values, "asked": question, "answer": answer, "line": line, **changes})
+    return Row(**{**values, "question": question, "answer": answer, "line": line, **changes})
 
 
 def spool(

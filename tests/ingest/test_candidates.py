@@ -64,7 +64,7 @@ def test_template_surrounds_the_whole_prompt(tmp_path: Path) -> None:
     )
     source = entry(path, prompt="q.text", level="level")
     kept, _ = found({**source, "prompt_template": "Q: {prompt}\nA:"})
-    assert [(row.prompt, row.asked, row.messages, row.level) for row in kept] == [
+    assert [(row.prompt, row.question, row.messages, row.level) for row in kept] == [
         ("Q: Why {prompt}?\nA:", "Why {prompt}?", None, "3"),
         ("Q: Be brief.\n\n1 + 1?\nA:", "1 + 1?", None, ""),
     ]
@@ -81,7 +81,7 @@ def test_chat_is_kept_and_compared_without_its_system_message(tmp_path: Path) ->
     )
     (chatting, plain), _ = found(entry(path))
     assert json.loads(chatting.messages or "") == [{"role": "system", "content": "Be brief."}, USER]
-    assert (chatting.prompt, chatting.asked) == ("1 + 1?", plain.asked)
+    assert (chatting.prompt, chatting.question) == ("1 + 1?", plain.question)
     assert plain.messages is None
 
 
@@ -95,7 +95,7 @@ def test_system_setting_replaces_the_system_messages_of_rows(tmp_path: Path) -> 
     for one in kept:
         turns = json.loads(one.messages or "")
         assert turns == [{"role": "system", "content": "Be brief."}, USER]
-        assert (one.prompt, one.asked, one.template) == ("1 + 1?", "1 + 1?", None)
+        assert (one.prompt, one.question, one.template) == ("1 + 1?", "1 + 1?", None)
     (_, raw), _ = found({**entry(path), "raw": True})
     assert (raw.prompt, raw.messages, raw.template) == ("1 + 1?", None, "{prompt}")
 

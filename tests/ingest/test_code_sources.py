@@ -95,7 +95,7 @@ def test_humaneval_prompt_requests_the_whole_program(tmp_path: Path) -> None:
         "Complete this program. Give all of it, with its imports, in one block of Python.\n"
         f"```python\n{DOUBLE['prompt'].strip()}\n```\n"
     )
-    assert (row.source, row.verifier, row.asked) == ("humaneval", "code", DOUBLE["prompt"])
+    assert (row.source, row.verifier, row.question) == ("humaneval", "code", DOUBLE["prompt"])
 
 
 UNREADABLE: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {

@@ -279,11 +279,11 @@ def test_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
     ]
     path = lines(tmp_path / "a.jsonl", *wrapped, {"question": "Bare?", "gold": 1, "raw": None})
     kept, _ = found({**entry(path), "question": {"between": ["Solve it.", "Box it."]}})
-    assert [row.asked for row in kept] == [*(f"How many are {n}?" for n in range(3)), "Bare?"]
+    assert [row.question for row in kept] == [*(f"How many are {n}?" for n in range(3)), "Bare?"]
     assert kept[0].prompt == wrapped[0]["question"]
     kept, _ = found({**entry(path), "question": {"between": [None, "\n\nBox it."]}})
-    assert kept[1].asked == "Solve it.\n\nHow many are 1?"
+    assert kept[1].question == "Solve it.\n\nHow many are 1?"
     kept, _ = found({**entry(path), "question": "raw"})
-    assert [row.asked for row in kept] == ["0?", "1?", "2?", "Bare?"]
+    assert [row.question for row in kept] == ["0?", "1?", "2?", "Bare?"]
     with pytest.raises(ParamsError, match="none of 4 prompts has the texts"):
         found({**entry(path), "question": {"between": ["Answer it.", None]}})

@@ -49,7 +49,7 @@ def test_set_with_real_rows(name: str, real_data: Path) -> None:
     kept, rejected = found(preset("published", real_data / "forms" / file, set=name))
     assert (len(kept), rejected) == (4, [])
     assert tuple(row.answer for row in kept)[: len(golds)] == golds
-    assert all(row.source.split("/")[0] == name and len(row.asked) > 8 for row in kept)
+    assert all(row.source.split("/")[0] == name and len(row.question) > 8 for row in kept)
 
 
 @pytest.mark.real_data
@@ -65,7 +65,7 @@ def test_real_options_are_shown_as_lines(real_data: Path) -> None:
 def test_question_of_deepscaler_excludes_its_instruction(real_data: Path) -> None:
     path = real_data / "forms" / "deepscaler_verl.parquet"
     kept, _ = found(preset("published", path, set="deepscaler_verl"))
-    assert kept[1].asked.startswith("The number of white balls")
+    assert kept[1].question.startswith("The number of white balls")
     assert json.loads(kept[1].messages or "")[0]["role"] == "system"
 
 
@@ -83,7 +83,7 @@ def test_set_with_published_columns(name: str, tmp_path: Path) -> None:
     if name == "gpqa":  # its options are shuffled
         assert f"{kept.answer}. y" in kept.prompt.splitlines()
     else:
-        assert (kept.asked, kept.answer) == (case["prompt"], case["answer"])
+        assert (kept.question, kept.answer) == (case["prompt"], case["answer"])
 
 
 def test_rows_that_cannot_be_graded_are_rejected(tmp_path: Path) -> None:

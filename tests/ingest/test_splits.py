@@ -41,9 +41,9 @@ def parts(
         shares or (ANY,),
         dropped,
     )
-    table = index.with_columns(asked=kept.take(index["row"], "asked")["asked"])
+    table = index.with_columns(question=kept.take(index["row"], "question")["question"])
     return {
-        name: set(table.filter(pl.col("split") == name)["asked"])
+        name: set(table.filter(pl.col("split") == name)["question"])
         for name in ("train", "validation", "test")
     }
 

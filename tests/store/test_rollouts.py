@@ -81,7 +81,7 @@ def test_vllm_options_that_change_samples_have_their_own_folder(world: World) ->
         engine = dataclasses.replace(ENGINE, name="server", vllm=vllm)
         settings = dataclasses.replace(SETTINGS, engine=engine)
         stored = stored_rollouts(world, prompts_table(range(2)), 1, settings)
-        found.append((stored.view.store.folder, stored.asked["sampling"]))
+        found.append((stored.view.store.folder, stored.request["sampling"]))
     assert found[0] == found[1]
     assert found[0][0] != found[2][0]
     assert found[2][1] == {**found[0][1], "vllm": {"quantization": "fp8"}}

@@ -51,7 +51,7 @@ BETWEEN = re.compile(
     r"|\\\\|\\q?quad(?![a-zA-Z])|&"
 )
 DIVIDED = re.compile(r"\\[dtc]?frac(?![a-zA-Z])|\\div(?![a-zA-Z])|÷")
-CHOSEN = re.compile(r"\\[dt]binom(?![a-zA-Z])|\\choose(?![a-zA-Z])")
+BINOMIAL = re.compile(r"\\[dt]binom(?![a-zA-Z])|\\choose(?![a-zA-Z])")
 UNWRITTEN = re.compile(r"\\(?:cdot|times|left|right)(?![a-zA-Z])|[(){}\[\]*·×+$&\\]")
 TOKEN = re.compile(r"\d+(?:\.\d+)?|\S")
 ZEROS = re.compile(r"(?<=\d)\.0+(?!\d)")
@@ -73,27 +73,28 @@ def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
     the prompt that it copies; None if there is no copy, or for an answer longer than MAX_ANSWER."""
     if len(given) > MAX_ANSWER or not calculates(clean(given)):
         return None
-    asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
+    in_prompt = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
     expected = (value for gold in golds for value in parts_of(clean(gold)))
-    wanted = {symbols(form) for value in expected for form in forms(value)}
+    gold_symbols = {symbols(form) for value in expected for form in forms(value)}
     values = parts_of(LEAD.sub("", clean(given)))
-    written = [copied_value(value, wanted, asked) for value in values]
+    written = [copied_value(value, gold_symbols, in_prompt) for value in values]
     if not any(written):
         return None
     return ", ".join(new or old for new, old in zip(written, values, strict=True))
 
 
 def copied_value(
-    value: str, wanted: Set[Symbols], asked: Iterable[tuple[Counter[str], str]]
+    value: str, gold_symbols: Set[Symbols], in_prompt: Iterable[tuple[Counter[str], str]]
 ) -> str | None:
-    """Return the formula in `asked` that `value` copies, if any; None if `value` is in `wanted`."""
+    """Return the formula in `in_prompt` that `value` copies, if any; None if `value` is one of
+    the golds."""
     found = [symbols(form) for form in forms(value)]
-    if not wanted.isdisjoint(found):
+    if not gold_symbols.isdisjoint(found):
         return None
     given = [Counter(key(one)) for one in found]
     copies = (
         formula
-        for written, formula in asked
+        for written, formula in in_prompt
         if any(one >= written and ADDED.issuperset(one - written) for one in given)
     )
     return next(copies, None)
@@ -139,7 +140,7 @@ def calculates(value: str) -> bool:
 @lru_cache(maxsize=4096)
 def symbols(value: str) -> Symbols:
     """Return the sorted symbols of a formula. Formulas are compared by these."""
-    text = CHOSEN.sub("binom ", DIVIDED.sub("/", ZEROS.sub("", without_text(value))))
+    text = BINOMIAL.sub("binom ", DIVIDED.sub("/", ZEROS.sub("", without_text(value))))
     return tuple(sorted(TOKEN.findall(UNWRITTEN.sub(" ", text.replace("**", "^")))))
 
 

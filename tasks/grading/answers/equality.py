@@ -78,9 +78,9 @@ def same(gold: str, given: str, tolerance: Tolerance, dialect: str = "latex") ->
     if len(given) > MAX_ANSWER or len(gold) > MAX_ANSWER:
         return numbers_equal(gold, given, tolerance) or False
     for rule in RULES:
-        found = rule(gold, given, tolerance)
-        if found is not None:
-            return found
+        verdict = rule(gold, given, tolerance)
+        if verdict is not None:
+            return verdict
     return by_symbols(gold, given, tolerance)
 
 

@@ -142,8 +142,8 @@ def interval_of(text: str) -> Interval | None:
     if outward := OUTWARD.fullmatch(text):
         left, right = ("[" if outward[1] == "[" else "("), ("]" if outward[3] == "]" else ")")
         text = left + outward[2] + right
-    if found := BRACKETS.fullmatch(text.replace(" ", "")):
-        return found["left"], found["low"], found["high"], found["right"]
+    if brackets := BRACKETS.fullmatch(text.replace(" ", "")):
+        return brackets["left"], brackets["low"], brackets["high"], brackets["right"]
     text = rule_of(text)
     chain = chain_of(text, shortest=2)
     if chain is None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tasks.grading.answers.numbers import EXACT, Tolerance
 
 KINDS = {"any", "all", "answer"}
-Wanted = TypeVar("Wanted")
+Expected = TypeVar("Expected")
 Given = TypeVar("Given")
 TOLERANCES = {"tolerance", "relative_tolerance"}
 
@@ -81,7 +81,9 @@ def checked(tolerance: Any, where: str) -> float:
 
 
 def pairs_up(
-    golds: Sequence[Wanted], given: Sequence[Given], same: Callable[[Wanted, Given], bool | None]
+    golds: Sequence[Expected],
+    given: Sequence[Given],
+    same: Callable[[Expected, Given], bool | None],
 ) -> bool:
     """Return whether golds and given values match one to one. Equality within a tolerance is not
     transitive, so a value may have to be reassigned along an augmenting path (Kuhn's bipartite
@@ -89,12 +91,12 @@ def pairs_up(
     if len(golds) != len(given):
         return False
     taken: dict[int, int] = {}  # index of a given value -> index of its gold
-    found: dict[tuple[int, int], bool] = {}
+    equal: dict[tuple[int, int], bool] = {}
 
     def is_same(gold: int, place: int) -> bool:
-        if (gold, place) not in found:
-            found[gold, place] = bool(same(golds[gold], given[place]))
-        return found[gold, place]
+        if (gold, place) not in equal:
+            equal[gold, place] = bool(same(golds[gold], given[place]))
+        return equal[gold, place]
 
     def assign(gold: int, seen: set[int]) -> bool:
         for place in range(len(given)):

@@ -172,7 +172,7 @@ def last_mark(text: str) -> tuple[list[str] | None, int]:
     if opened >= 0 and not (box and box.start() > len(before)):
         end = text.index("</answer>", opened)
         inside = text[opened + len("<answer>") : end].strip()
-        answers = None if (found := final_answers(inside)) is None else found or [inside]
+        answers = None if (final := final_answers(inside)) is None else final or [inside]
     elif box and (content := (last_boxed(text) or "").strip()):
         boxes = (NESTED.sub(r"\1", one) for one in contents(last_boxes(text)))
         answers = [one for one in boxes if one.strip()] or [content]

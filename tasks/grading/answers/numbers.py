@@ -93,44 +93,44 @@ def count_of(words: str) -> int:
     return total + part
 
 
-def vulgar(found: re.Match[str]) -> str:
+def vulgar(match: re.Match[str]) -> str:
     """Return the LaTeX of a single-character fraction such as ½."""
-    top, bottom = unicodedata.normalize("NFKC", found[0]).split("\N{FRACTION SLASH}")
+    top, bottom = unicodedata.normalize("NFKC", match[0]).split("\N{FRACTION SLASH}")
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def plain(found: re.Match[str]) -> str:
+def plain(match: re.Match[str]) -> str:
     """Return the number as written, without commas, currency signs or surrounding spaces."""
-    return DROPPED.sub("", found[0]).rstrip("\\").strip()
+    return DROPPED.sub("", match[0]).rstrip("\\").strip()
 
 
-def value_of(found: re.Match[str]) -> tuple[Number, bool]:
+def value_of(match: re.Match[str]) -> tuple[Number, bool]:
     """Return the value of a match of NUMBER, and whether it is a percentage (the value is then the
     number before the percent sign)."""
-    percent = found["percent"] is not None
-    value = unsigned(found)
-    return -value if found["sign"] == "-" else value, percent
+    percent = match["percent"] is not None
+    value = unsigned(match)
+    return -value if match["sign"] == "-" else value, percent
 
 
-def unsigned(found: re.Match[str]) -> Number:
+def unsigned(match: re.Match[str]) -> Number:
     """Return the absolute value of a match of NUMBER."""
-    if found["decimal"] is not None:
-        value = Decimal(DROPPED.sub("", found["decimal"]))
-        exponent = found["exponent"] or found["exponent_bare"]
+    if match["decimal"] is not None:
+        value = Decimal(DROPPED.sub("", match["decimal"]))
+        exponent = match["exponent"] or match["exponent_bare"]
         return value.scaleb(int(exponent), WIDE) if exponent else value
-    if power := found["power"] or found["power_bare"]:
+    if power := match["power"] or match["power_bare"]:
         return Decimal(1).scaleb(int(power), WIDE)
-    if repeated := found["repeated"]:
-        before, after = found["before"], found["after"]
+    if repeated := match["repeated"]:
+        before, after = match["before"], match["after"]
         nines = 10 ** len(repeated) - 1
         head = Fraction(int(before + after or "0"), 10 ** len(after))
         return head + Fraction(int(repeated), nines * 10 ** len(after))
     whole, top, bottom = (
-        int(DROPPED.sub("", found[name] or found[f"{name}2"] or "0"))
+        int(DROPPED.sub("", match[name] or match[f"{name}2"] or "0"))
         for name in ("whole", "top", "bottom")
     )
-    if found["digits"]:
-        top, bottom = map(int, found["digits"])
+    if match["digits"]:
+        top, bottom = map(int, match["digits"])
     return whole + Fraction(top, bottom) if bottom else Decimal("nan")
 
 

@@ -39,11 +39,11 @@ def formulas(text: str) -> Iterator[str]:
     for _, matches in sorted(by_priority.items()):
         matches.sort(key=lambda match: (-match.end(), match.start()))
         for match in matches[:MAX_MATCHES]:
-            found = formula_of(match)
-            if found and not is_denied(text, start_of(match), match.end()):
+            formula = formula_of(match)
+            if formula and not is_denied(text, start_of(match), match.end()):
                 before = HEDGED.search(text[max(match.start() - 60, 0) : match.start()])
                 after = HEDGE.match(text, match.end())
-                yield (before[0] if before else "") + " " + found + (after[0] if after else "")
+                yield (before[0] if before else "") + " " + formula + (after[0] if after else "")
 
 
 def start_of(match: re.Match[str]) -> int:

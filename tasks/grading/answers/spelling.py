@@ -92,8 +92,8 @@ def clean(text: str) -> str:
         text = text.strip().strip("*").strip() if text.startswith("**") else text.strip()
         text = re.sub(r"(?<!\\)[.,;。，；:]+$", "", text)
         text = text.removesuffix("\\")
-        if found := WRAPPED.fullmatch(text):
-            inner = next(group for group in found.groups() if group is not None)
+        if wrapped := WRAPPED.fullmatch(text):
+            inner = next(group for group in wrapped.groups() if group is not None)
             if "$" not in inner.replace("\\$", "") and balanced(inner):
                 text = inner
         if text == before:

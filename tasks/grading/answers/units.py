@@ -172,26 +172,26 @@ def read(text: str) -> Unit | None:
     powers: dict[str, int] = {}
     size = count = Fraction(1)
     for sign, side in ((1, above), *((-1, side) for side in below)):
-        place, found_any = 0, False
+        place, has_unit = 0, False
         while place < len(side):
             if side[place] in " ·*()-" or side.startswith(r"\cdot", place):
                 place += 5 if side[place] == "\\" else 1
                 continue
-            found = PART.match(side, place)
-            if found and found["word"].lower().removesuffix("s") in COUNTS:
-                count *= COUNTS[found["word"].lower().removesuffix("s")]
-                place = found.end()
+            match = PART.match(side, place)
+            if match and match["word"].lower().removesuffix("s") in COUNTS:
+                count *= COUNTS[match["word"].lower().removesuffix("s")]
+                place = match.end()
                 continue
-            unit = known(found["word"]) if found else None
-            if found is None or unit is None:
+            unit = known(match["word"]) if match else None
+            if match is None or unit is None:
                 return None
-            power = int(found["power"] or RAISED.get(found["raised"] or "", 1))
-            power *= POWERS.get(found["prefix"] or "", 1) * sign
+            power = int(match["power"] or RAISED.get(match["raised"] or "", 1))
+            power *= POWERS.get(match["prefix"] or "", 1) * sign
             for dimension, times in MADE_OF.get(unit[0], {unit[0]: 1}).items():
                 powers[dimension] = powers.get(dimension, 0) + power * times
             size *= unit[1] ** power
-            place, found_any = found.end(), True
-        if not found_any and side is not above:
+            place, has_unit = match.end(), True
+        if not has_unit and side is not above:
             return None
     if not powers and count == 1:
         return None
@@ -232,19 +232,19 @@ def split(text: str) -> tuple[str, Unit | None]:
     if cut and is_numeric(text[: cut.start()]) and (IN_WORDS.fullmatch(words) or read(words)):
         return text[: cut.start()], read(cut[0])
     start = last_of_value(text)
-    found = BEHIND.match(SPACE.sub(" ", text[start:]))
-    if start == 0 or found is None or not is_numeric(text[:start]):
+    match = BEHIND.match(SPACE.sub(" ", text[start:]))
+    if start == 0 or match is None or not is_numeric(text[:start]):
         return text, None
-    unit = read(found["unit"])
-    lone = len(found["unit"].strip()) == 1 and found["unit"].isalpha() and found["unit"].isascii()
-    if unit is None or (lone and not found["gap"]):
+    unit = read(match["unit"])
+    lone = len(match["unit"].strip()) == 1 and match["unit"].isalpha() and match["unit"].isascii()
+    if unit is None or (lone and not match["gap"]):
         return text, None
     return text[:start].rstrip(), unit
 
 
-def temperature(found: re.Match[str]) -> str:
+def temperature(match: re.Match[str]) -> str:
     """Return the spelled-out name of a matched °C or °F."""
-    is_celsius = (found["set"] or found["bare"] or found["one"]) in ("C", "℃")
+    is_celsius = (match["set"] or match["bare"] or match["one"]) in ("C", "℃")
     return " celsius" if is_celsius else " fahrenheit"
 
 

@@ -11,7 +11,7 @@ FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^`\s]*+)[^`\n]*+")
 def last_block(text: str, languages: Collection[str]) -> str | None:
     """Return the last closed block whose language is in `languages`, or None. Languages are in
     lower case; the empty one stands for a fence without a language."""
-    found = None
+    last = None
     opened: tuple[str, str] | None = None  # the fence and the language
     lines: list[str] = []
     for line in text.splitlines():
@@ -22,8 +22,8 @@ def last_block(text: str, languages: Collection[str]) -> str | None:
                 lines = []
         elif fence is not None and fence[1].startswith(opened[0]) and not fence[2]:
             if opened[1] in languages:
-                found = lines
+                last = lines
             opened = None
         else:
             lines.append(line)
-    return None if found is None else textwrap.dedent("\n".join(found)) + "\n"
+    return None if last is None else textwrap.dedent("\n".join(last)) + "\n"

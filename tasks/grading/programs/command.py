@@ -103,14 +103,14 @@ def as_nobody() -> list[str]:
 def files(with_packages: bool) -> list[str]:
     """Return bubblewrap's options for the files inside: system, Python, packages and devices."""
     prefix = Path(python()).parent.parent
-    wanted = [Path("/usr/bin"), prefix / "bin"]
-    wanted += [root / name for root in (Path("/usr"), prefix) for name in ("lib", "lib64")]
-    wanted += [Path("/etc/ld.so.cache"), *([Path(packages())] if with_packages else [])]
+    mounted = [Path("/usr/bin"), prefix / "bin"]
+    mounted += [root / name for root in (Path("/usr"), prefix) for name in ("lib", "lib64")]
+    mounted += [Path("/etc/ld.so.cache"), *([Path(packages())] if with_packages else [])]
     links = [Path("/bin"), Path("/lib"), Path("/lib64")]
-    wanted += [path for path in links if not path.is_symlink()]
+    mounted += [path for path in links if not path.is_symlink()]
     options: list[str] = []
     made: set[Path] = set()
-    for path in dict.fromkeys(path for path in wanted if path.exists()):
+    for path in dict.fromkeys(path for path in mounted if path.exists()):
         if any(parent in made for parent in path.parents):
             continue  # already mounted
         options += list(parents(path, made))

@@ -16,11 +16,11 @@ NUMBER = re.compile(r"[-+]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?")
 MAX_SHOWN = 80  # characters of a result in a verdict
 
 
-def same_output(given: str, wanted: str, tolerance: float | None) -> bool:
+def same_output(given: str, expected: str, tolerance: float | None) -> bool:
     """Return whether two outputs are the same line by line, ignoring white space at the ends of
     lines and empty lines at the end. With a tolerance, lines are compared word by word, and numbers
     by their values."""
-    lines = zip_longest(trimmed(given), trimmed(wanted))
+    lines = zip_longest(trimmed(given), trimmed(expected))
     if tolerance is None:
         return all(a == b for a, b in lines)
     return all(
@@ -34,52 +34,52 @@ def trimmed(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def same_words(given: str, wanted: str, tolerance: float) -> bool:
+def same_words(given: str, expected: str, tolerance: float) -> bool:
     """Return whether two lines have the same words, where numbers may differ by the tolerance."""
-    words = zip_longest(given.split(), wanted.split())
+    words = zip_longest(given.split(), expected.split())
     return all(
         a is not None and b is not None and (a == b or same_number(a, b, tolerance))
         for a, b in words
     )
 
 
-def same_number(given: str, wanted: str, tolerance: float) -> bool:
+def same_number(given: str, expected: str, tolerance: float) -> bool:
     """Return whether two words are numbers that differ by at most the tolerance (see `close`)."""
-    if not NUMBER.fullmatch(given) or not NUMBER.fullmatch(wanted):
+    if not NUMBER.fullmatch(given) or not NUMBER.fullmatch(expected):
         return False
-    return close(float(given), float(wanted), tolerance)
+    return close(float(given), float(expected), tolerance)
 
 
-def close(given: float, wanted: float, tolerance: float) -> bool:
+def close(given: float, expected: float, tolerance: float) -> bool:
     """Return whether two numbers differ by at most the tolerance, relative or absolute."""
     try:
-        return math.isclose(given, wanted, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(given, expected, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:  # an integer too large for a float
-        return given == wanted
+        return given == expected
 
 
-def same_result(given: Any, wanted: Any, wrapped: bool, tolerance: float | None) -> bool:
+def same_result(given: Any, expected: Any, wrapped: bool, tolerance: float | None) -> bool:
     """Return whether a function returned the expected value. If `wrapped`, it may also return the
     first element of an expected list."""
     value = plain(given)
-    if same_value(value, wanted, tolerance):
+    if same_value(value, expected, tolerance):
         return True
-    if not (wrapped and isinstance(wanted, list) and wanted):
+    if not (wrapped and isinstance(expected, list) and expected):
         return False
-    return same_value(value, wanted[0], tolerance)
+    return same_value(value, expected[0], tolerance)
 
 
-def same_value(given: Any, wanted: Any, tolerance: float | None) -> bool:
+def same_value(given: Any, expected: Any, tolerance: float | None) -> bool:
     """Return whether two JSON values are equal; numbers may differ by the tolerance, if any."""
-    if isinstance(given, list) and isinstance(wanted, list):
-        pairs = zip(given, wanted, strict=False)
-        return len(given) == len(wanted) and all(same_value(*pair, tolerance) for pair in pairs)
-    if isinstance(given, dict) and isinstance(wanted, dict):
-        same_keys = given.keys() == wanted.keys()
-        return same_keys and all(same_value(given[key], wanted[key], tolerance) for key in given)
-    if tolerance is not None and is_number(given) and is_number(wanted):
-        return close(given, wanted, tolerance)
-    return bool(given == wanted)
+    if isinstance(given, list) and isinstance(expected, list):
+        pairs = zip(given, expected, strict=False)
+        return len(given) == len(expected) and all(same_value(*pair, tolerance) for pair in pairs)
+    if isinstance(given, dict) and isinstance(expected, dict):
+        same_keys = given.keys() == expected.keys()
+        return same_keys and all(same_value(given[key], expected[key], tolerance) for key in given)
+    if tolerance is not None and is_number(given) and is_number(expected):
+        return close(given, expected, tolerance)
+    return bool(given == expected)
 
 
 def is_number(value: Any) -> bool:

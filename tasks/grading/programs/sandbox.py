@@ -295,10 +295,10 @@ class Integers:
         return int(text)
 
 
-def adopt_orphans(wanted: bool) -> None:
+def adopt_orphans(adopt: bool) -> None:
     """Start or stop adopting orphaned descendants. If bubblewrap ends before its child, this
     process must wait for the child, as a container's first process might not reap orphans."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def reap(pid: int) -> None:

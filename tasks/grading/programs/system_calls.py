@@ -72,10 +72,10 @@ EPERM, ENOSYS = 0x00050001, 0x00050026
 
 def seccomp_filter(machine: str | None = None) -> bytes | None:
     """Return the filter in the kernel's binary form, or None for an unsupported processor."""
-    found = MACHINES.get(machine or platform.machine())
-    if found is None:
+    entry = MACHINES.get(machine or platform.machine())
+    if entry is None:
         return None
-    column, architecture = found
+    column, architecture = entry
     lines = [
         (LOAD, 0, 0, ARCHITECTURE),
         (JUMP_EQUAL, 1, 0, architecture),

@@ -143,14 +143,14 @@ def find_letter(text: str) -> str | None:
     listed = options(text)
     said, is_it = (
         [
-            found
-            for found in pattern.finditer(text)
-            if not denied(text, found)
-            and not (found.start(1) in listed and OPTIONS.match(text, found.start()))
+            match
+            for match in pattern.finditer(text)
+            if not denied(text, match)
+            and not (match.start(1) in listed and OPTIONS.match(text, match.start()))
         ]
         for pattern in (SAID, IS_IT)
     )
-    stated = [found for found in said if not is_mentioned(text, found)]
+    stated = [match for match in said if not is_mentioned(text, match)]
     if is_it and (not stated or stated[-1].start() < is_it[-1].end()):
         return with_hedge(text, is_it[-1].start(1))
     if stated or said:
@@ -161,11 +161,11 @@ def find_letter(text: str) -> str | None:
     if start and start.start(1) not in listed and not denied(text, start):
         return with_hedge(text, start.start(1))
     alone = [
-        found
-        for found in ALONE.finditer(text)
-        if not (found[1] in "AI" and WORD.match(text, found.end()))
-        and not denied(text, found)
-        and (found.start(1) not in listed or RIGHT.match(text, found.end(1)))
+        match
+        for match in ALONE.finditer(text)
+        if not (match[1] in "AI" and WORD.match(text, match.end()))
+        and not denied(text, match)
+        and (match.start(1) not in listed or RIGHT.match(text, match.end(1)))
     ]
     if not alone:
         return None
@@ -182,22 +182,22 @@ def options(text: str) -> set[int]:
     return set(found) if len(found) > 1 else set()
 
 
-def is_mentioned(text: str, found: re.Match[str]) -> bool:
+def is_mentioned(text: str, match: re.Match[str]) -> bool:
     """Return whether a letter is only mentioned (`option A`), not chosen (`option A is right`)."""
-    before = MENTION.fullmatch(text, found.start(), found.start(1))
-    return before is not None and not RIGHT.match(text, found.end(1))
+    before = MENTION.fullmatch(text, match.start(), match.start(1))
+    return before is not None and not RIGHT.match(text, match.end(1))
 
 
-def denied(text: str, found: re.Match[str]) -> bool:
+def denied(text: str, match: re.Match[str]) -> bool:
     """Return whether a letter is ruled out as an answer: `not A`, `A is wrong`."""
-    start = min(found.start(), max(found.start(1) - 20, 0))
-    clause = CLAUSE.split(text[start : found.start(1)])[-1]
-    return DENIED.search(clause) is not None or is_rejected(text, found)
+    start = min(match.start(), max(match.start(1) - 20, 0))
+    clause = CLAUSE.split(text[start : match.start(1)])[-1]
+    return DENIED.search(clause) is not None or is_rejected(text, match)
 
 
-def listed_by(found: re.Match[str]) -> str | None:
+def listed_by(match: re.Match[str]) -> str | None:
     """Return the letters of a match of LIST; None for a word, and for `A and C, B is right`."""
-    return None if re.search("and.*,", found[1]) else capitals(found[1])
+    return None if re.search("and.*,", match[1]) else capitals(match[1])
 
 
 def with_hedge(text: str, start: int) -> str:
@@ -219,6 +219,6 @@ def with_hedge(text: str, start: int) -> str:
     return letters + ("?" if hedge else "")
 
 
-def is_rejected(text: str, found: re.Match[str]) -> bool:
+def is_rejected(text: str, match: re.Match[str]) -> bool:
     """Return whether a letter is called wrong: `A is wrong`."""
-    return REJECTED.match(text, found.end(found.lastindex or 0)) is not None
+    return REJECTED.match(text, match.end(match.lastindex or 0)) is not None

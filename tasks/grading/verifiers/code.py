@@ -307,7 +307,7 @@ def judge_result(
     return f"wrong answer: {shown(value)}, not {shown(wanted)}"
 
 
-def judge_output(reply: dict[str, Any], wanted: str, tolerance: float | None) -> str | None:
+def judge_output(reply: dict[str, Any], expected: str, tolerance: float | None) -> str | None:
     """Return what is wrong with a program's exit status or output, or None."""
     status = reply.get("status")
     output, errors = output_of(reply.get("stdout")), output_of(reply.get("stderr"))
@@ -315,9 +315,9 @@ def judge_output(reply: dict[str, Any], wanted: str, tolerance: float | None) ->
         return "it wrote something else in place of its result"
     if status != 0:
         return ending(status, errors)
-    if results.same_output(output, wanted, tolerance):
+    if results.same_output(output, expected, tolerance):
         return None
-    return f"wrong answer: {shown(output)}, not {shown(wanted)}"
+    return f"wrong answer: {shown(output)}, not {shown(expected)}"
 
 
 def ending(status: int, errors: str) -> str:

@@ -109,10 +109,10 @@ def compare(
 
 def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
     """Yield possible answers, the most likely first; the first readable one counts."""
-    found = final_answers(completion)
-    if found is None:
+    answers = final_answers(completion)
+    if answers is None:
         return
-    marked = [unwrapped(answer) for answer in found]
+    marked = [unwrapped(answer) for answer in answers]
     words = any(is_word(gold) for gold in golds)
     if marked and (words or not any(map(running_text.is_prose, marked))):
         yield ", ".join(marked)

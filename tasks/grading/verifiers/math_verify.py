@@ -41,7 +41,7 @@ def verify(completion: str, answer: str) -> Verdict:
     """Return `correct`, `wrong`, or `unparsed` if no mathematics is found. An unreadable gold is an
     `error`."""
     gold = read_gold(answer)
-    if all(isinstance(found, str) for found in gold):
+    if all(isinstance(part, str) for part in gold):
         return Verdict("error", f"math-verify cannot read the gold answer {answer[:80]!r}")
     if TEXT.sub(r"\1", answer).strip() == completion.strip():
         return Verdict("correct", completion.strip())  # words, not mathematics
@@ -50,7 +50,7 @@ def verify(completion: str, answer: str) -> Verdict:
         given = read(text)
         if given and equal(gold, given, timeout_seconds=None):
             return Verdict("correct", str(given[-1]))
-        if not all(isinstance(found, str) for found in given):
+        if not all(isinstance(part, str) for part in given):
             verdict = Verdict("wrong", str(given[-1]))
     return verdict
 

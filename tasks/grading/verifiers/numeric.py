@@ -76,7 +76,7 @@ CLOSED = re.compile(r"\s+(?=\\\]|\$\$)")  # before the end of a formula on lines
 MAX_TAIL, MAX_SHORT = 5, 6  # words after the last number of a text, and on a short last line
 VERBS = {"is", "are", "was", "were", "be", "has", "have", "had", "but", "that", "which", "then"}
 
-Found = tuple[tuple[Number, bool], Unit | None]
+Quantity = tuple[tuple[Number, bool], Unit | None]
 
 
 def verify(
@@ -91,26 +91,26 @@ def verify(
     if words:
         completion, answer = spelled(completion), spelled(answer)
     gold = read_gold(answer, relative_tolerance)
-    wanted = [number_in_gold(text) for text in gold.answers]
-    if None in wanted:
-        unread = gold.answers[wanted.index(None)]
+    golds = [number_in_gold(text) for text in gold.answers]
+    if None in golds:
+        unread = gold.answers[golds.index(None)]
         return Verdict("error", f"the gold answer {unread[:80]!r} is not one number")
     text, marked = answer_part(typed(completion))
-    found = list(NUMBER.finditer(text)) if marked or gold.all_of_them else final_numbers(text)
-    if not found:
+    matches = list(NUMBER.finditer(text)) if marked or gold.all_of_them else final_numbers(text)
+    if not matches:
         return Verdict("unparsed", "")
-    text = found[0].string
-    found = found[-MAX_NUMBERS:] if gold.all_of_them else last_number(found, marked)
-    given = [(value_of(number), unit_behind(text, number)) for number in found]
-    shown = ", ".join(map(plain, found))
+    text = matches[0].string
+    matches = matches[-MAX_NUMBERS:] if gold.all_of_them else last_number(matches, marked)
+    given = [(value_of(number), unit_behind(text, number)) for number in matches]
+    shown = ", ".join(map(plain, matches))
     if gold.all_of_them:
         whole = MARKED.search(completion) or not WORDS.search(text)
-        last = given if whole else given[-len(wanted) :]
-        right = pairs_up(wanted, last, lambda a, b: a is not None and same(a, b, gold.tolerance))
+        last = given if whole else given[-len(golds) :]
+        right = pairs_up(golds, last, lambda a, b: a is not None and same(a, b, gold.tolerance))
     else:
         right = all(
-            any(same(one, number, gold.tolerance) for one in wanted if one) for number in given
-        ) and not is_refused(text, found, marked)
+            any(same(one, number, gold.tolerance) for one in golds if one) for number in given
+        ) and not is_refused(text, matches, marked)
     return Verdict("correct" if right else "wrong", shown)
 
 
@@ -121,18 +121,18 @@ def canonical_completion(answer: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def number_in_gold(answer: str) -> Found | None:
+def number_in_gold(answer: str) -> Quantity | None:
     """Return the gold's number and its unit (None without one); None if the gold is not one number.
     Cached, because the completions of a group share it."""
     text, marked = answer_part(typed(answer))
     text = SIGN_APART.sub("-", text)
     alone = marked or not WORDS.search(text)
-    found = last_number(list(NUMBER.finditer(text)), alone)
-    if not found or len({value_of(number) for number in found}) > 1:
+    matches = last_number(list(NUMBER.finditer(text)), alone)
+    if not matches or len({value_of(number) for number in matches}) > 1:
         return None
-    if alone and is_relation(text, found):
+    if alone and is_relation(text, matches):
         return None
-    number = found[-1]
+    number = matches[-1]
     unit = unit_behind(text, number)
     if unit is None and TERM.match(text, number.end()) and not number["percent"]:
         return None
@@ -160,18 +160,18 @@ def final_numbers(text: str) -> list[re.Match[str]]:
     text states as the answer."""
     plain_text = CLOSED.sub(" ", TAG.sub(" ", text)) if "<" in text or "\n" in text else text
     for line in reversed(plain_text.splitlines()):
-        if found := list(NUMBER.finditer(joined(line))):
+        if matches := list(NUMBER.finditer(joined(line))):
             break
     else:
         return []
-    line = found[0].string
-    if len(found) > 1 and NOT.fullmatch(line, found[-2].end(), found[-1].start()):
-        found.pop()
-    tail = WORDS.findall(line, found[-1].end())
-    is_result = line[: found[-1].start()].rstrip(" $\\").endswith("=")  # 10 + 32 = 42
+    line = matches[0].string
+    if len(matches) > 1 and NOT.fullmatch(line, matches[-2].end(), matches[-1].start()):
+        matches.pop()
+    tail = WORDS.findall(line, matches[-1].end())
+    is_result = line[: matches[-1].start()].rstrip(" $\\").endswith("=")  # 10 + 32 = 42
     is_end = len(tail) <= MAX_TAIL and VERBS.isdisjoint(map(str.lower, tail))
-    if is_result or is_end or (len(found) == 1 and len(WORDS.findall(line)) <= MAX_SHORT):
-        return found
+    if is_result or is_end or (len(matches) == 1 and len(WORDS.findall(line)) <= MAX_SHORT):
+        return matches
     stated = statement(text, lambda value: is_formula(value) and bool(NUMBER.search(value)))
     return list(NUMBER.finditer(stated or ""))
 
@@ -186,27 +186,27 @@ def without_units(text: str) -> str:
     return UNIT.sub("", text) if "(" in text else text
 
 
-def last_number(found: list[re.Match[str]], marked: bool) -> list[re.Match[str]]:
+def last_number(matches: list[re.Match[str]], marked: bool) -> list[re.Match[str]]:
     """Return the last of the numbers of a text, with the preceding ones that form a list, a range
     or a product with it."""
-    start = len(found) - 1
+    start = len(matches) - 1
     if start > 0:
-        text = found[0].string
+        text = matches[0].string
         join = BETWEEN if marked else RANGE if WORDS.search(text) else SEPARATED
-        while start > 0 and join.fullmatch(text, found[start - 1].end(), found[start].start()):
+        while start > 0 and join.fullmatch(text, matches[start - 1].end(), matches[start].start()):
             start -= 1
-    return found[max(start, 0) :]
+    return matches[max(start, 0) :]
 
 
-def is_refused(text: str, found: list[re.Match[str]], marked: bool) -> bool:
+def is_refused(text: str, matches: list[re.Match[str]], marked: bool) -> bool:
     """Return whether the text takes back or limits its last numbers: `not 42`, `x < 42`, `42!`."""
-    first, last = found[0], found[-1]
+    first, last = matches[0], matches[-1]
     alone = marked or not WORDS.search(text)
     return (
         is_part(text, last, alone)
         or is_denied(text, first.start(), last.end())
         or (marked and is_doubted(text))
-        or (alone and is_relation(text, found))
+        or (alone and is_relation(text, matches))
         or UNITS.search(text, first.end(), last.start()) is not None  # 7 km or 7 miles
     )
 
@@ -219,9 +219,9 @@ def is_part(text: str, number: re.Match[str], alone: bool) -> bool:
     return bool(ahead and not number["percent"]) or before is not None
 
 
-def is_relation(text: str, found: list[re.Match[str]]) -> bool:
+def is_relation(text: str, matches: list[re.Match[str]]) -> bool:
     """Return whether the numbers are in an inequality, or in a false equation such as `41 = 42`."""
-    first, last = found[0], found[-1]
+    first, last = matches[0], matches[-1]
     before = TAG.sub("", text[: first.start()][-MAX_MARKED:])
     if ABOVE.search(before) or BELOW.match(TAG.sub("", text[last.end() : last.end() + BEHIND])):
         return True
@@ -244,7 +244,7 @@ def unit_behind(text: str, number: re.Match[str]) -> Unit | None:
     return None
 
 
-def same(gold: Found, given: Found, tolerance: numbers.Tolerance) -> bool:
+def same(gold: Quantity, given: Quantity, tolerance: numbers.Tolerance) -> bool:
     """Return whether two numbers are the same quantity."""
     scale = units.conversion(gold[1], given[1])
     if scale is None:

@@ -41,9 +41,9 @@ def verify(
     verifiers: dict[str, Any],
 ) -> Verdict:
     """Return the verdict of `verifier` on the part; see `otherwise` for completions without one."""
-    found = re.findall(pattern, completion)
-    if found:
-        completion = found[0 if which == "first" else -1]
+    matches = re.findall(pattern, completion)
+    if matches:
+        completion = matches[0 if which == "first" else -1]
     elif otherwise == "unparsed":
         return Verdict("unparsed", "")
     verdict: Verdict = verifiers[verifier].verify(completion, answer, prompt)

@@ -62,19 +62,21 @@ def near(
     spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination
 ) -> pl.DataFrame:
     """Return the PAIRS of `train` and `evaluation` (row numbers) with nearly the same words."""
-    questions = spool.take(evaluation, "asked")
-    sample = spool.take(train.head(SAMPLE), "asked")
-    here = shared(sample["asked"], settings.ngram)
-    there = shared(questions["asked"].head(SAMPLE), settings.ngram)
+    questions = spool.take(evaluation, "question")
+    sample = spool.take(train.head(SAMPLE), "question")
+    here = shared(sample["question"], settings.ngram)
+    there = shared(questions["question"].head(SAMPLE), settings.ngram)
     common = Common(np.union1d(here.grams, there.grams), here.words | there.words)
-    index = Index(zip(questions["row"], questions["asked"], strict=True), common, settings)
-    found: list[tuple[int, int, str, float]] = []
+    index = Index(zip(questions["row"], questions["question"], strict=True), common, settings)
+    near_rows: list[tuple[int, int, str, float]] = []
     with progress(len(train), "contamination", "prompt") as bar:
-        for part in spool.ordered(train, "asked"):
-            for row, asked in zip(part["row"], part["asked"], strict=True):
-                found += [(row, other, "near", overlap) for other, overlap in index.search(asked)]
+        for part in spool.ordered(train, "question"):
+            for row, question in zip(part["row"], part["question"], strict=True):
+                near_rows += [
+                    (row, other, "near", overlap) for other, overlap in index.search(question)
+                ]
                 bar.update()
-    return pl.DataFrame(found, schema=PAIRS, orient="row")
+    return pl.DataFrame(near_rows, schema=PAIRS, orient="row")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Index:
         self.common = common
         self.threshold = settings.overlap or 1.0
         self.prompts = list(prompts)
-        grams = [self.distinct(asked) for _, asked in self.prompts]
+        grams = [self.distinct(question) for _, question in self.prompts]
         self.sizes = np.array([len(each) for each in grams], dtype=np.int64)
         # every n-gram with the index of its prompt, sorted by n-gram
         flat = np.concatenate([*grams, np.zeros(0, np.uint64)])
@@ -103,20 +105,20 @@ class Index:
         self.grams = flat[order]
         self.places = np.repeat(np.arange(len(grams), dtype=np.int32), self.sizes)[order]
 
-    def search(self, asked: str) -> Iterator[tuple[int, float]]:
-        """Yield the rows and overlaps of the prompts near `asked`, in the order of the index."""
-        grams = self.distinct(asked)
+    def search(self, question: str) -> Iterator[tuple[int, float]]:
+        """Yield the rows and overlaps of the prompts near `question`, in the order of the index."""
+        grams = self.distinct(question)
         starts = np.searchsorted(self.grams, grams, "left")
         ends = np.searchsorted(self.grams, grams, "right")
-        found = [
+        hits = [
             self.places[start:end] for start, end in zip(starts, ends, strict=True) if start < end
         ]
-        if not found:
+        if not hits:
             return
-        places, counts = np.unique(np.concatenate(found), return_counts=True)
+        places, counts = np.unique(np.concatenate(hits), return_counts=True)
         overlaps = counts / np.minimum(len(grams), self.sizes[places])
         near = overlaps >= self.threshold
-        text = text_of(asked) if near.any() else None
+        text = text_of(question) if near.any() else None
         for place, overlap in zip(places[near], overlaps[near], strict=True):
             row, other = self.prompts[place]
             if text is not None and same(
@@ -124,9 +126,9 @@ class Index:
             ):
                 yield row, float(overlap)
 
-    def distinct(self, asked: str) -> Hashes:
+    def distinct(self, question: str) -> Hashes:
         """Return the n-grams of a prompt without the common ones."""
-        grams = ngrams(tokens_of(asked), self.settings.ngram)
+        grams = ngrams(tokens_of(question), self.settings.ngram)
         return np.setdiff1d(grams, self.common.grams, True)
 
 
@@ -135,8 +137,8 @@ def shared(sample: Iterable[str], size: int) -> Common:
     grams: Counter[int] = Counter()
     words: Counter[str] = Counter()
     num_prompts = 0
-    for asked in sample:
-        tokens = tokens_of(asked)
+    for question in sample:
+        tokens = tokens_of(question)
         grams.update(ngrams(tokens, size).tolist())
         words.update(words_of(tokens))
         num_prompts += 1

@@ -21,15 +21,15 @@ def prompt_id(row: Row) -> str:
     return digest([row.messages or row.prompt, row.answer, row.verifier])
 
 
-def normalised(asked: str) -> str:
+def normalised(question: str) -> str:
     """Return a question in NFC, with single spaces."""
-    return " ".join(unicodedata.normalize("NFC", asked).split())
+    return " ".join(unicodedata.normalize("NFC", question).split())
 
 
-def compared(asked: str) -> str:
+def compared(question: str) -> str:
     """Return the normalised text without full stops or question marks at its end, because a
     template may have added them."""
-    text = normalised(asked)
+    text = normalised(question)
     return text.rstrip(CLOSING) or text
 
 
@@ -47,9 +47,9 @@ def place(seed: int, identity: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{identity}".encode()).digest()[:8], "big")
 
 
-def question_keys(asked: str) -> dict[str, int]:
+def question_keys(question: str) -> dict[str, int]:
     """Return the keys of the `compared` question: as is, and case-folded."""
-    text = compared(asked)
+    text = compared(question)
     return {"text": key(text), "folded": key(normalised(text.casefold()))}
 
 
@@ -57,7 +57,7 @@ def keys(row: Row, identity: str, seed: int) -> dict[str, int]:
     """Return a row's keys for the index: those of its question, its gold and its place. `identity`
     is its prompt_id."""
     return {
-        **question_keys(row.asked),
+        **question_keys(row.question),
         "gold": key(json.dumps([row.answer, row.verifier])),
         "place": place(seed, identity),
     }

@@ -40,15 +40,15 @@ class SharedText:
     start: str
     end: str
 
-    def stripped(self, asked: str) -> str:
+    def stripped(self, question: str) -> str:
         """Return a prompt without the shared text; unchanged if it has none or no other words."""
-        text = rest = normalised(asked)
+        text = rest = normalised(question)
         if self.start and rest.startswith(self.start + " "):
             rest = rest[len(self.start) + 1 :]
         if self.end and rest.endswith(" " + self.end):
             rest = rest[: -len(self.end) - 1]
         if rest == text or not any(character.isalnum() for character in rest):
-            return asked
+            return question
         return rest
 
 
@@ -66,9 +66,9 @@ class SharedTexts:
         if isinstance(row, Rejection) or entry not in self.entries:
             return
         if group in self.samples or len(self.samples) < MAX_SOURCES:
-            self.samples.setdefault(group, Sample()).add(row.asked)
+            self.samples.setdefault(group, Sample()).add(row.question)
 
-    def found(self) -> dict[tuple[int, str], SharedText]:
+    def shared(self) -> dict[tuple[int, str], SharedText]:
         """Return the text that the prompts of each entry and source share, if any."""
         found = {group: shared_text_of(sample.texts()) for group, sample in self.samples.items()}
         return {group: shared for group, shared in found.items() if shared}

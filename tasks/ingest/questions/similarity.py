@@ -31,7 +31,7 @@ from tasks.ingest.questions.identity import normalised
 from tasks.ingest.questions.surroundings import PARAGRAPH, SPECIAL_CASE, parts, sentences
 
 MIN_CONTENT = 0.85  # of the content words of the prompt that has fewer
-MIN_ASKED = 0.7  # likewise, of the words in the question sentences
+MIN_ASKING = 0.7  # likewise, of the words in the question sentences
 MIN_WORDS = 4  # shared content words; with fewer, only one prompt may have others, up to MAX_MORE
 MAX_MORE = 2
 TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|\.\d+|[^\w\s]")
@@ -127,7 +127,7 @@ class Text:
     tokens: frozenset[str]
     numbers: list[str]
     content: frozenset[str]
-    asked: Counter[str]
+    asking: Counter[str]
     decisive: Counter[str]
 
 
@@ -148,7 +148,7 @@ def text_from(question: str, attached: str) -> Text:
         tokens=frozenset(tokens),
         numbers=numbers_of(tokens),
         content=frozenset(words) - STOP,
-        asked=Counter(words_of(WORD.findall(asking))),
+        asking=Counter(words_of(WORD.findall(asking))),
         decisive=Counter(word for word in words if word in DECISIVE),
     )
 
@@ -198,7 +198,7 @@ def wholes(one: Text, other: Text) -> Iterator[Text]:
         if part and part != other.question:
             # the question sentence may be in the removed text
             text = text_from(part, "")
-            yield text if asks(part) else replace(text, asked=other.asked)
+            yield text if asks(part) else replace(text, asking=other.asking)
 
 
 def shared_part(text: str, tokens: Set[str]) -> str:
@@ -206,7 +206,7 @@ def shared_part(text: str, tokens: Set[str]) -> str:
     `tokens`. Text before a colon counts as a sentence here."""
     found = [part for each in sentences(text) for part in COLON.split(each)]
     is_shared = [
-        sum(token in tokens for token in own) >= MIN_ASKED * len(own)
+        sum(token in tokens for token in own) >= MIN_ASKING * len(own)
         for own in map(tokens_in, found)
     ]
     if not any(is_shared):
@@ -244,7 +244,7 @@ def alike(one: Text, other: Text, common: Set[str]) -> bool:
         return len(more | fewer) <= MAX_MORE and not (more and fewer) and not opposed(one, other)
     return (
         contained(one.content - common, other.content - common, MIN_CONTENT)
-        and contained(asked_words(one), asked_words(other), MIN_ASKED)
+        and contained(asking_words(one), asking_words(other), MIN_ASKING)
         and not opposed(one, other)
     )
 
@@ -257,9 +257,9 @@ def same_attached(one: list[str], other: list[str]) -> bool:
     return (mine in yours or yours in mine) and contained(*words, MIN_CONTENT)
 
 
-def asked_words(text: Text) -> set[str]:
+def asking_words(text: Text) -> set[str]:
     """Return the question sentences' content words, without variables."""
-    return {word for word in text.asked.keys() - STOP if len(word) > 1 or not word.isascii()}
+    return {word for word in text.asking.keys() - STOP if len(word) > 1 or not word.isascii()}
 
 
 def contained(one: Set[str], other: Set[str], rate: float) -> bool:
@@ -272,9 +272,9 @@ def opposed(one: Text, other: Text) -> bool:
     only one prompt."""
     if one.decisive - other.decisive and other.decisive - one.decisive:
         return True
-    if any(one.asked[word] != other.asked[word] for word in NEGATIONS):
+    if any(one.asking[word] != other.asking[word] for word in NEGATIONS):
         return True
-    mine, yours = one.asked - other.asked, other.asked - one.asked
+    mine, yours = one.asking - other.asking, other.asking - one.asking
     if any(len(word) == 1 for word in mine) and any(len(word) == 1 for word in yours):
         return True
     return negates(mine, yours) or negates(yours, mine)

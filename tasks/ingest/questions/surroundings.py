@@ -51,8 +51,8 @@ def parts(text: str) -> tuple[str, str]:
         attached.append(question[first.start() :])
         question = question[: first.start()]
     question = LABEL.sub(" ", HEADING.sub(" ", EXPRESSED.sub(" ", question)))
-    found = sentences(question)
-    kept = [each for each in found if ASKS.search(each) or not ANSWER_FORM.search(each)]
+    clauses = sentences(question)
+    kept = [each for each in clauses if ASKS.search(each) or not ANSWER_FORM.search(each)]
     question = f" {PARAGRAPH} ".join(kept)
     if not any(character.isalnum() for character in question):
         return text, ""

@@ -65,13 +65,13 @@ def candidate(record: Record, settings: Settings) -> Candidate:
     """Return the candidate for one row, from the named fields."""
     row = record.fields
     level = field(row, settings.level) if settings.level else None
-    prompt, answer = asked_and_gold(row, settings)
+    prompt, answer = prompt_and_gold(row, settings)
     worked = settings.solution or (settings.answer if settings.extract else None)
     solution = field(row, worked) if worked else None
     return Candidate(prompt, answer, settings.verifier, level, solution=solution)
 
 
-def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
+def prompt_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
     """Return the prompt and the gold of a row. Raise Unusable if either is invalid."""
     answer = value_at(row, settings.answer, settings)
     answer = answers.extracted(answer, settings.extract)
@@ -81,16 +81,16 @@ def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
         if settings.verifier == "choice" and letters:
             answer = letters_of(answer, Options("", (), ()), None) or answer
         return prompt_of(row, settings, {}), answers.gold(answer, settings.golds, tolerance)
-    options, chosen = choices(row, settings, answer)
+    options, gold = choices(row, settings, answer)
     prompt = prompt_of(row, settings, {str(settings.options): options.lines})
     if answer is None or answer is MISSING or answer == "":
         return prompt, answer
-    if chosen is None:
+    if gold is None:
         detail = f"the answer {answer!r:.80} is none of the options {options.lines[:200]!r}"
         if str(answer) == str(len(options.texts)):
             detail += "; if positions count from 1, set `first_option: 1`"
         raise Unusable(detail)
-    return prompt, chosen
+    return prompt, gold
 
 
 def choices(row: dict[str, Any], settings: Settings, answer: Any) -> tuple[Options, str | None]:

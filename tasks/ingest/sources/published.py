@@ -112,15 +112,15 @@ def checked(settings: Settings, where: str) -> Settings:
 
 def candidate(record: Record, settings: Settings) -> Candidate:
     """Return the candidate for one row of the set."""
-    chosen = replace(SETS[settings.set], path=settings.path, name=settings.set)
+    mapped = replace(SETS[settings.set], path=settings.path, name=settings.set)
     row = record.fields
-    origin = fields.field(row, chosen.origin) if chosen.origin else None
+    origin = fields.field(row, mapped.origin) if mapped.origin else None
     source = f"{settings.set}/{origin}" if isinstance(origin, str) else settings.set
     try:
-        select(row, conditions_of(chosen.where, settings.set))
-        found = mapping.candidate(record, chosen)
+        select(row, conditions_of(mapped.where, settings.set))
+        found = mapping.candidate(record, mapped)
     except Unusable as error:
         error.source = source
         raise
-    question = fields.field(row, chosen.question) if chosen.question else None
+    question = fields.field(row, mapped.question) if mapped.question else None
     return replace(found, source=source, question=question if isinstance(question, str) else None)

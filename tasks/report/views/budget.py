@@ -22,7 +22,7 @@ Advice = dict[str, Any]
 
 def advise(fits: Fits) -> dict[str, list[Advice]]:
     """Return the advice at each of NUM_BUDGETS budgets, by axis. The draws are always the same."""
-    found = {}
+    by_axis = {}
     for axis in AXES:
         curves = {recipe: of[axis].curve for recipe, of in fits.items()}
         most = max(float(curve.flops[-1]) for curve in curves.values())
@@ -34,7 +34,7 @@ def advise(fits: Fits) -> dict[str, list[Advice]]:
             for recipe, of in fits.items()
         }
         began = {recipe: float(curve.accuracy[0]) for recipe, curve in curves.items()}
-        found[axis] = [
+        by_axis[axis] = [
             advice_at(
                 float(budget),
                 {name: float(c.at(budget)) for name, c in curves.items() if c.flops[0] < budget},
@@ -43,7 +43,7 @@ def advise(fits: Fits) -> dict[str, list[Advice]]:
             )
             for place, budget in enumerate(budgets)
         ]
-    return found
+    return by_axis
 
 
 def advice_at(

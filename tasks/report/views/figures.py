@@ -228,10 +228,15 @@ def over(results: Results, other: str) -> list[Trace]:
 
 
 def interval(
-    name: str, index: int | None, found: Mapping[str, Any], size: float, form: str, unit: str = ""
+    name: str,
+    index: int | None,
+    estimate: Mapping[str, Any],
+    size: float,
+    form: str,
+    unit: str = "",
 ) -> Trace:
     """Return a dot with its interval in the row `name`, which is a recipe if it has an index."""
-    mean, low, high = (size * found[key] for key in ("mean", "low", "high"))
+    mean, low, high = (size * estimate[key] for key in ("mean", "low", "high"))
     hover = f"%{{x:{form}}}{unit} ({low:{form}} to {high:{form}})"
     group = "" if index is None else name
     trace = dots(name, index, [mean], [escape(name)], hover, group=group)
@@ -250,11 +255,11 @@ def by_level(results: Results) -> Chart:
     ticks = [escape(names[level]) for level in levels]
     traces = [bars("initial policy", before, ticks, "@initial", hover, orientation="h")]
     for recipe, index in results.colours.items():
-        found = [run.metrics["levels"] for run in results.evidence.seeds(recipe)]
+        metrics = [run.metrics["levels"] for run in results.evidence.seeds(recipe)]
         after = {}
         for level in levels:
             # a level with only errors is not in the metrics
-            shares = [one[level]["pass_at_1"] for one in found if level in one]
+            shares = [one[level]["pass_at_1"] for one in metrics if level in one]
             if shares:
                 after[escape(names[level])] = sum(shares) / len(shares)
         xs, ys = list(after.values()), list(after)

@@ -29,8 +29,8 @@ SCRIPTS = ("charts.js", "rollouts.js")
 def page(results: Results, rollouts: Mapping[str, Any]) -> str:
     advices, limit = budget.advise(results.fits), results.evidence.budget
     words = {
-        axis: [results.evidence.unranked or budget.advice_words(axis, one) for one in found]
-        for axis, found in advices.items()
+        axis: [results.evidence.unranked or budget.advice_words(axis, one) for one in by_budget]
+        for axis, by_budget in advices.items()
     }
     charts = {  # by place in the template
         "accuracy": figures.accuracy(results),

@@ -70,8 +70,8 @@ def drawn(results: Results) -> list[str]:
     best = sorted(
         results.colours, key=lambda recipe: -summary["recipes"][recipe]["validation"]["mean"]
     )
-    chosen = list(dict.fromkeys(recipe for recipe in [*first, *best] if recipe))[:NUM_COLOURS]
-    return [recipe for recipe in results.colours if recipe in chosen]
+    first_ones = list(dict.fromkeys(recipe for recipe in [*first, *best] if recipe))[:NUM_COLOURS]
+    return [recipe for recipe in results.colours if recipe in first_ones]
 
 
 def draw_accuracy(axes: Axes, results: Results, account: str, theme: Mapping[str, str]) -> None:
@@ -101,13 +101,13 @@ def draw_arrow(axes: Axes, results: Results, account: str, ink: str) -> None:
     """Draw an arrow from the end of the reference to the point where the compared recipe reached
     the same accuracy, if it needed less compute."""
     summary = results.summary
-    times, chosen = compute_ratio(summary), compared(summary)
-    if times is None or chosen is None:
+    times, recipe = compute_ratio(summary), compared(summary)
+    if times is None or recipe is None:
         return
     target = summary["points"][summary["reference"]][-1]["accuracy"]
     most = float(results.curves[AXES[account]].max() or 0.0)  # type: ignore[arg-type]
     size, _ = axis_unit(account, most)
-    needed = results.fits[chosen][account].curve.reaches(target) / size
+    needed = results.fits[recipe][account].curve.reaches(target) / size
     arrow = {"arrowstyle": "->", "color": ink, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (needed, target), (needed * times, target), arrowprops=arrow)
     place: Any = {"xytext": (0, 4), "textcoords": "offset points", "horizontalalignment": "center"}
@@ -133,9 +133,9 @@ def draw_groups(axes: Axes, results: Results, theme: Mapping[str, str]) -> None:
     groups = pl.concat(results.groups[run.name] for run in results.evidence.seeds(recipe))
     own = f"c{drawn(results).index(recipe)}"
     parts = {"all wrong": "left-out", "mixed": own, "all right": "initial"}
-    found = (groups["success"] == 0, groups["mixed"], groups["success"] == 1)
+    masks = (groups["success"] == 0, groups["mixed"], groups["success"] == 1)
     bottom = 0.0
-    for (words, colour), one in zip(parts.items(), found, strict=True):
+    for (words, colour), one in zip(parts.items(), masks, strict=True):
         share = int(one.sum()) / max(1, len(groups))
         axes.bar(0.0, share, 0.6, bottom, color=theme[colour])
         axes.text(0.4, bottom + share / 2, f"{words}\n{share:.0%}", verticalalignment="center")

@@ -48,10 +48,10 @@ def write(stage: Stage, results: Results) -> None:
         run.name: cell_metrics(by_name[run.name]) | {"seconds": total_seconds(measured, run)}
         for run in trained
     }
-    chosen = cells[name_of(summary["candidate"])]
+    candidate = cells[name_of(summary["candidate"])]
     tracker.experiment(
         experiment_params(stage),
-        experiment_metrics(summary) | {name: chosen[name] for name in SHOWN},
+        experiment_metrics(summary) | {name: candidate[name] for name in SHOWN},
         summary["headline"],
     )
     for run in trained:
@@ -72,10 +72,10 @@ def write(stage: Stage, results: Results) -> None:
     )
 
 
-def trained_by(stage: Stage, chosen: Mapping[str, Any] | None) -> Path | None:
+def trained_by(stage: Stage, cell: Mapping[str, Any] | None) -> Path | None:
     """Return the file that identifies the policy of the chosen cell, or None. Two trainings can
     have the same curve and different weights."""
-    return stage.layout.trained_card(chosen["recipe"], chosen["seed"]) if chosen else None
+    return stage.layout.trained_card(cell["recipe"], cell["seed"]) if cell else None
 
 
 def outputs(stage: Stage, run: Trained) -> list[Path]:
@@ -92,8 +92,8 @@ def outputs(stage: Stage, run: Trained) -> list[Path]:
 
 def experiment_params(stage: Stage) -> dict[str, Any]:
     """Return all parameters but `tracking`, with the experiment's recipes resolved."""
-    chosen = stage.section("experiment", Experiment).recipes
-    named = {name: recipes.resolved(stage.params, name) for name in chosen}
+    names = stage.section("experiment", Experiment).recipes
+    named = {name: recipes.resolved(stage.params, name) for name in names}
     return {**{k: v for k, v in stage.params.items() if k != "tracking"}, "recipes": named}
 
 

@@ -108,17 +108,21 @@ def points_at_shares(summary: Mapping[str, Any]) -> Captioned:
     return caption, [headers, *rows]
 
 
-def ratio_words(found: Mapping[str, float | None] | None) -> str:
+def ratio_words(times: Mapping[str, float | None] | None) -> str:
     """Return a factor with its interval; a dash if it is unknown."""
-    if found is None or found["times"] is None:
+    if times is None or times["times"] is None:
         return "–"
-    low, high = ("–" if found[end] is None else f"{found[end]:.1f}" for end in ("low", "high"))
-    return f"{found['times']:.1f} ({low} to {high})"
+    low, high = ("–" if times[end] is None else f"{times[end]:.1f}" for end in ("low", "high"))
+    return f"{times['times']:.1f} ({low} to {high})"
 
 
-def difference_words(found: Difference | None) -> str:
+def difference_words(difference: Difference | None) -> str:
     """Return a difference in percentage points with its interval; a dash if there is none."""
-    return "–" if found is None else f"{points(found['mean'], '+')} ({points_words(found)})"
+    return (
+        "–"
+        if difference is None
+        else f"{points(difference['mean'], '+')} ({points_words(difference)})"
+    )
 
 
 def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:

@@ -43,17 +43,20 @@ def run(
 def stat(folders: list[RolloutStore]) -> None:
     """Print a summary of each folder."""
     for store in folders:
-        found = maintenance.summarize(store)
+        stats = maintenance.summarize(store)
         print(f"\npolicy    {store.folder.rsplit('/', 2)[-2]}")
         print(f"sampling  {maintenance.describe(store)}")
         print(f"folder    {store.folder}")
         print(
-            f"rollouts  {found.num_rollouts:,}: {found.num_prompts:,} prompts, {found.fewest} to "
-            f"{found.most} samples"
+            f"rollouts  {stats.num_rollouts:,}: {stats.num_prompts:,} prompts, "
+            f"{stats.fewest} to {stats.most} samples"
         )
-        print(f"shards    {found.num_shards:,}, {maintenance.megabytes([found.num_bytes])}", end="")
-        if found.num_damaged or found.num_covered:
-            print(f"; for gc: {found.num_damaged} damaged, {found.num_covered} compacted", end="")
+        print(
+            f"shards    {stats.num_shards:,}, {maintenance.megabytes([stats.num_bytes])}",
+            end="",
+        )
+        if stats.num_damaged or stats.num_covered:
+            print(f"; for gc: {stats.num_damaged} damaged, {stats.num_covered} compacted", end="")
         print()
         for row in maintenance.totals(store).iter_rows(named=True):
             print(

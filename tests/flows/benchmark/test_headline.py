@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flows.benchmark import headline
-from flows.benchmark.frontier import chosen, cost_of
+from flows.benchmark.frontier import cost_of, selected_trials
 from flows.benchmark.headline import (
     Ratio,
     Runs,
@@ -262,7 +262,7 @@ def test_each_account_chooses_settings_on_its_own_frontier() -> None:
     ]
 
     def names(measure: str) -> set[str]:
-        return {found["settings"]["name"] for found in chosen(trials, measure)}
+        return {found["settings"]["name"] for found in selected_trials(trials, measure)}
 
     assert names("rollouts") == {"best small", "best large"}
     assert names("charged") == {"best small", "best large", "half the cost"}

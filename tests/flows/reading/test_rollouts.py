@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.reading.comparisons import CLASSES, Wanted, read
+from flows.reading.comparisons import CLASSES, Request, read
 from tasks.common.artifacts import PROMPTS, ROLLOUTS
 from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError
@@ -57,7 +57,7 @@ def layout(tmp_path: Path) -> Layout:
 
 
 def shown(layout: Layout, prompt: str | None = None, kind: str | None = None, n: int = 9) -> str:
-    return "\n".join(read(layout, "sgpo", 0, Wanted(prompt, kind, n, 1)))
+    return "\n".join(read(layout, "sgpo", 0, Request(prompt, kind, n, 1)))
 
 
 def test_both_sides_of_a_prompt_are_shown(layout: Layout) -> None:
@@ -106,20 +106,20 @@ def test_profile_and_baseline_are_shown_alone(layout: Layout) -> None:
     prompts = PROMPTS.read(layout.prompts("test"))
     PROMPTS.write(layout.prompts("train"), prompts)
     ROLLOUTS.write(layout.profile / "rollouts.parquet", ROLLOUTS.frame(rollouts(AFTER, "drawn")))
-    text = "\n".join(read(layout, "profile", None, Wanted(None, "truncated", 9, 1)))
+    text = "\n".join(read(layout, "profile", None, Request(None, "truncated", 9, 1)))
     assert text.startswith("1 of 6 train prompts; profile\n")
     assert "prompt p1   solved 0% in the profile" in text
     assert "profile, sample 1: truncated" in text  # the sample that has the outcome
-    text = "\n".join(read(layout, "baseline", None, Wanted(None, "solved", 9, 1)))
+    text = "\n".join(read(layout, "baseline", None, Request(None, "solved", 9, 1)))
     assert text.startswith("1 of 6 test prompts; baseline\n")
     assert "prompt p2   solved 100% in the baseline" in text
     with pytest.raises(ArtifactError, match="no train prompt of the class learned"):
-        list(read(layout, "profile", None, Wanted(None, "learned", 9, 1)))
+        list(read(layout, "profile", None, Request(None, "learned", 9, 1)))
 
 
 def test_missing_files_and_prompts_are_named(layout: Layout) -> None:
     with pytest.raises(ArtifactError, match=r"runs/sgp/0/eval/rollouts\.parquet does not exist"):
-        list(read(layout, "sgp", 0, Wanted(None, None, 1, 1)))
+        list(read(layout, "sgp", 0, Request(None, None, 1, 1)))
     with pytest.raises(ArtifactError, match="no test prompt whose id begins with q of the class"):
         shown(layout, "q", "lost")
     write_checked(layout.trained_card("sgpo", 0), {"digest": "77b0"})
