@@ -29,6 +29,9 @@ from tasks.common.layout import Layout
 from tasks.common.stage import Stage
 from tasks.common.statistics import score_prompts
 from tasks.train import needs
+from tasks.train.data.profile import Profile
+from tasks.train.data.prompts import Prompts
+from tasks.train.loading import load_method
 
 logger = logging.getLogger(__name__)
 
@@ -234,14 +237,11 @@ class Passes:
 def passes_of(train: Values, prompts: pl.DataFrame, parameters: int) -> Passes:
     """Return the passes that the methods in a recipe's section `train` require, for a policy with
     `parameters`. A method that reads the profile gets an empty one."""
-    # by name, because they import torch
-    names = ("loading", "data.profile")
-    loading, profile = (importlib.import_module(f"tasks.train.{name}") for name in names)
     settings = needs.read_train(train)
-    nothing = profile.Profile(SAMPLES.frame([]), profile.Prompts(prompts, encode=list))
+    nothing = Profile(SAMPLES.frame([]), Prompts(prompts, encode=list))
     specs = [(slot, train[slot]) for slot in ("select", "advantage")]
     specs += [("shape", spec) for spec in train.get("shape", [])]
-    methods = [loading.load_method(*spec, prompts=prompts, profile=nothing) for spec in specs]
+    methods = [load_method(*spec, prompts=prompts, profile=nothing) for spec in specs]
     features = [method.features for method in methods if method.features]
     return Passes(
         epochs=settings.updates.epochs,

@@ -1,12 +1,13 @@
 """The inputs of a cell's result: the parameter values and the code of its stages."""
 
-import importlib
 import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.code.cells import cells as code_cells
+from tasks.code.effective import of_cells
 from tasks.common.code import ROOT
 from tasks.common.code import digest_of as file_digest
 from tasks.common.files import digest
@@ -33,9 +34,7 @@ def digests(params: str, recipe: str, root: Path) -> tuple[Values, Values]:
     whole = json.loads(params)
     names = {name: name for name in SHARED_STAGES}
     names |= {name: f"{recipe}/{name}" for name in RECIPE_STAGES}
-    # by name: no stage imports another
-    values = importlib.import_module("tasks.code.effective").of_cells(whole)
-    cells = importlib.import_module("tasks.code.cells").cells(whole, root)
+    values, cells = of_cells(whole), code_cells(whole, root)
     found = {name: values[cell] for name, cell in names.items()}
     del found["allocate"]["allocate"]["passes"]  # they follow from the budget
     found["profile"] = {**found["profile"], "costs": costs_of(whole)}

@@ -5,7 +5,6 @@ A cell is one run: a family, a recipe with settings, a budget of rollouts, a see
 digest of all inputs of its result, including the code. A finished cell is never run again, and a
 cell with changed code is a new cell."""
 
-import importlib
 import itertools
 import math
 from collections.abc import Collection, Mapping
@@ -17,6 +16,7 @@ import numpy as np
 
 from flows.benchmark.keys import inputs_of
 from flows.benchmark.results import MAX_COUNT
+from tasks.code import effective
 from tasks.common import params
 from tasks.common.code import ROOT
 from tasks.common.files import digest
@@ -144,7 +144,6 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
     protocol = params.parse(params.load(path), Protocol, path.name)
     names = [contestant.recipe for contestant in protocol.contestants]
     everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}
-    effective = importlib.import_module("tasks.code.effective")  # by name: it belongs to a stage
     written = params.load(path.parent / protocol.parameters)
     whole = merged({**written, "experiment": everyone}, {"recipes": protocol.recipes})
     values = effective.complete(whole)

@@ -5,7 +5,6 @@ without DVC or Prefect, and writes the tables. An interrupted benchmark resumes.
 older code or settings stay in the file; --supersede REASON marks them and runs nothing."""
 
 import argparse
-import importlib
 import logging
 from pathlib import Path
 
@@ -33,6 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the missing cells, or mark lines with --supersede. In any case, write the tables."""
+    from flows.benchmark import results, runner, tables  # imports torch
+    from flows.benchmark.protocol import read_protocol
+
     if not options.protocol.is_file():
         raise ParamsError(f"{options.protocol} is not a file: name the file of a protocol")
     if options.supersede is not None and not options.supersede.strip():
@@ -43,11 +45,7 @@ def run(options: argparse.Namespace) -> int:
         datefmt="%H:%M:%S",
         force=True,  # in place of the handler for warnings
     )
-    protocols, runner, results, tables = (
-        importlib.import_module(f"flows.benchmark.{name}")
-        for name in ("protocol", "runner", "results", "tables")
-    )
-    protocol, values = protocols.read_protocol(options.protocol)
+    protocol, values = read_protocol(options.protocol)
     file = options.protocol.with_name(f"{options.protocol.stem}.jsonl")
     if options.supersede:
         runner.supersede_others(protocol, values, file, options.supersede)

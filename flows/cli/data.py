@@ -2,7 +2,6 @@
 verifier's verdict on each. It samples nothing. Control characters are shown as escapes."""
 
 import argparse
-import importlib
 
 from flows.cli import flags
 from flows.pipeline import roots
@@ -21,8 +20,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the prompts."""
+    from flows.reading import prompts  # imports torch
+
     root = roots.existing(options.data)
-    part = importlib.import_module("flows.reading.prompts")
-    for text in part.read(root.values, root.layout, options.split, options.prompt, options.prompts):
+    for text in prompts.read(
+        root.values, root.layout, options.split, options.prompt, options.prompts
+    ):
         print(text, flush=True)
     return 0

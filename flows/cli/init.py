@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.cli import doctor
+from flows.doctor import nvidia
 from flows.pipeline import commands
 from flows.pipeline.roots import MAIN, Root
 from tasks.common.config import derived
@@ -106,9 +107,10 @@ def run(options: argparse.Namespace) -> int:
 
 def answers(options: argparse.Namespace) -> dict[str, Any]:
     """Ask for values not given as options; set `options.data`. Return all values by dotted key."""
+    from flows.doctor.places import describe_model  # takes two seconds
+
     model = options.model or ask("Model: tiny, a folder, or hf://org/name@revision", "tiny")
-    places = importlib.import_module("flows.doctor.places")
-    known = places.describe_model({"policy": {"source": model}}, Root().layout)
+    known = describe_model({"policy": {"source": model}}, Root().layout)
     context = (known.max_length if known and model != "tiny" else None) or 2 * MAX_CHARACTERS
     usual = "64" if model == "tiny" else str(min(1024, context // 2))
     tokens = number(options.max_tokens or ask("Maximum tokens of a completion", usual), int)
@@ -119,7 +121,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     if data != EMBEDDED:
         longest = min(MAX_CHARACTERS, max(context - tokens - TURN_TOKENS, 1))
         values |= of_file(data, options, longest)
-    there = "yes" if importlib.import_module("flows.doctor.nvidia").gpus() else "no"
+    there = "yes" if nvidia.gpus() else "no"
     gpu = options.gpu or ask("Sample and train on a GPU?", there, YES_NO)
     values |= {"engine.device": "cuda" if gpu == "yes" else "cpu"}
     values |= dict.fromkeys(("engine.dtype", "train.dtype"), DTYPES[gpu])

@@ -181,7 +181,8 @@ def table(
     root: Root, values: Mapping[str, Any], stages: list[str], causes: Mapping[str, str]
 ) -> str:
     """Return a table of each stage's cost and reason, and the total if all costs are known."""
-    forecast = importlib.import_module("flows.doctor.forecast")
+    from flows.doctor import forecast  # takes two seconds
+
     places = [params.coordinates(stage) for stage in stages]
     costs_of, source = forecast.forecast(values, root.layout, places)
     rows = [row(stage, cost, causes[stage]) for stage, cost in zip(stages, costs_of, strict=True)]

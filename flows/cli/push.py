@@ -6,11 +6,11 @@ s3://bucket/prefix, or a folder. FILE is a record in tracking/pending/; URI is h
 sqlite:///PATH."""
 
 import argparse
-import importlib
 from pathlib import Path
 
 from flows.cli import flags
 from flows.pipeline import roots
+from flows.publishing import policy
 from flows.upkeep import places
 from tasks.common import params, tracking
 from tasks.common.params import ParamsError
@@ -42,8 +42,7 @@ def run(options: argparse.Namespace) -> int:
         raise ParamsError("a destination needs exactly one recipe")
     root = roots.existing(options.data)
     cell = (options.what[0], flags.seed_of(options, params.load(root.params)))
-    part = importlib.import_module("flows.publishing.policy")
-    names = part.push(root.layout, *cell, options.destination, overwrite=options.overwrite)
+    names = policy.push(root.layout, *cell, options.destination, overwrite=options.overwrite)
     places.note_pushed(root, *cell)
     print(f"{cell[0]}/{cell[1]} is at {options.destination}: {', '.join(names)}")
     return 0

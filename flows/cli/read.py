@@ -6,16 +6,11 @@ Classes: `learned` and `lost` (solved more or less often after training), `solve
 characters in the texts are shown as escapes."""
 
 import argparse
-import importlib
 
 from flows.cli import flags
 from flows.pipeline import roots
+from flows.reading.comparisons import CLASSES, Request, read
 from tasks.common import params
-
-CLASSES = (
-    *("learned", "lost", "solved", "unsolved"),
-    *("correct", "wrong", "unparsed", "truncated", "timeout", "error"),
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +34,7 @@ def run(options: argparse.Namespace) -> int:
         raise params.ParamsError("set RECIPE, --profile or --baseline")
     root = roots.existing(options.data)
     seed = None if options.part else flags.seed_of(options, params.load(root.params))
-    part = importlib.import_module("flows.reading.comparisons")
-    request = part.Request(options.prompt, options.kind, options.prompts, options.samples)
-    for text in part.read(root.layout, options.part or options.recipe, seed, request):
+    request = Request(options.prompt, options.kind, options.prompts, options.samples)
+    for text in read(root.layout, options.part or options.recipe, seed, request):
         print(text, flush=True)
     return 0

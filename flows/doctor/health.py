@@ -1,7 +1,6 @@
 """Checks, before a run, for faults that would make the pipeline fail."""
 
 import contextlib
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from tasks.common.params import ParamsError
 
 def findings(root: Root) -> Any:
     """Return the faults of a data root as `flows.doctor.check.Findings`, including folders that DVC
-    and Prefect cannot write. The checks are imported only here: they
-    take a second."""
-    check = importlib.import_module("flows.doctor.check")
+    and Prefect cannot write."""
+    from flows.doctor import check  # takes three seconds
+
     with contextlib.chdir(commands.ROOT):  # the stages run here: a path may be relative to it
         found = check.examine(root.params, root.layout)
     for folder in written_beside():

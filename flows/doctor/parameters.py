@@ -1,6 +1,5 @@
 """All faults of the parameters at once, found by the checks of the stages themselves."""
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any

@@ -4,7 +4,6 @@ and stages need only one each, every stage that uses a GPU gets the least used o
 With a limit of one, everything runs in the flow's thread, which signals can interrupt. Otherwise
 each stage has a thread and the flow's thread waits; an interrupt makes all stages save and stop."""
 
-import importlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
+from flows.doctor import nvidia
 from flows.pipeline import commands
 from tasks.common import params
 
@@ -67,7 +67,6 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get(VISIBLE)
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in {"", "-1"}]
-    nvidia = importlib.import_module("flows.doctor.nvidia")
     return [str(number) for number in range(len(nvidia.gpus()))]
 
 

@@ -1,1 +1,1 @@
-"""Prompts and rollouts as text for the terminal. These modules are loaded by name, like stages."""
+"""Prompts and rollouts as text for the terminal."""

@@ -68,7 +68,7 @@ def fill(layout: Layout, prompts: pl.DataFrame, num_characters: int) -> None:
         stored.prompts, on="prompt_id", maintain_order="left"
     )
     keys = order.select("prompt_digest").join(
-        stored.view.wanted, on="prompt_digest", maintain_order="left_right"
+        stored.view.keys, on="prompt_digest", maintain_order="left_right"
     )
     for batch in keys.iter_slices(BATCH):
         starts = [rng.randrange(len(LETTERS) - num_characters) for _ in range(len(batch))]
