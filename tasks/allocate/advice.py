@@ -50,9 +50,9 @@ def advise(values: Values, layout: Layout) -> Iterator[str]:
         yield words
         return
     names = values["experiment"]["recipes"]
-    found = [forecast_of(values, layout, profile, name) for name in names]
-    yield from table(found)
-    yield sentence(found)
+    forecasts = [forecast_of(values, layout, profile, name) for name in names]
+    yield from table(forecasts)
+    yield sentence(forecasts)
     for name in names:
         chosen = recipes.recipe(values, name)
         if load_strategy(chosen["allocate"])[0].reads_profile:
@@ -111,12 +111,15 @@ def prompts_words(profile: pl.DataFrame) -> str:
     )
 
 
-def table(found: list[Forecast]) -> Iterator[str]:
+def table(forecasts: list[Forecast]) -> Iterator[str]:
     """Yield the lines of a table of recipes. Information is shown relative to the largest value."""
-    width, most = max(len(row.recipe) for row in found) + 2, max(row.information for row in found)
+    width, most = (
+        max(len(row.recipe) for row in forecasts) + 2,
+        max(row.information for row in forecasts),
+    )
     head = ("profile", "rollouts", "in mixed groups", "information")
     yield f"{'recipe':{width}}" + "".join(f"{name:>17}" for name in head)
-    for row in found:
+    for row in forecasts:
         cells = (
             f"{row.profile:.0%}",
             f"{row.rollouts:,.0f}",
@@ -124,13 +127,13 @@ def table(found: list[Forecast]) -> Iterator[str]:
             f"{row.information / (most or 1.0):.2f}" + "*" * bool(row.left_out),
         )
         yield f"{row.recipe:{width}}" + "".join(f"{cell:>17}" for cell in cells)
-    if marked := [f"{row.recipe} ({', '.join(row.left_out)})" for row in found if row.left_out]:
+    if marked := [f"{row.recipe} ({', '.join(row.left_out)})" for row in forecasts if row.left_out]:
         yield f"* without the effect of slots that the forecast does not model: {'; '.join(marked)}"
 
 
-def sentence(found: list[Forecast]) -> str:
+def sentence(forecasts: list[Forecast]) -> str:
     """Return a sentence: which recipe has the most information, or that too few are modelled."""
-    covered = [row for row in found if not row.left_out]
+    covered = [row for row in forecasts if not row.left_out]
     if len(covered) < 2:
         return "The forecast covers fewer than two of the recipes: only a run compares them."
     best, second = sorted(covered, key=lambda row: -row.information)[:2]

@@ -41,17 +41,17 @@ def judge(compared: Compared) -> dict[str, Any]:
     visits, some = [by_prompt(each, profile, kept) for each in plans], profile[kept]
     drawn = [savings(visits, draw(some, prior, rng)) for _ in range(NUM_DRAWS)]
     center, shrunk = savings(visits, expected(prior)), np.sqrt(len(kept) / len(profile))
-    found = {}
+    judgement = {}
     for account, (value, to_pay) in saving.items():
         relative = [each[account][0] / center[account][0] - 1.0 for each in drawn]
         low, high = value * (1.0 + shrunk * np.quantile(relative, (0.025, 0.975)))
-        found[account] = {
+        judgement[account] = {
             "saving": value,
             "low": float(low),
             "high": float(high),
             "passes_to_pay": None if to_pay is None else ceil(to_pay * passes),
         }
-    return found
+    return judgement
 
 
 def expected(prior: tuple[float, float]) -> Any:
@@ -97,13 +97,13 @@ def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[flo
         "rollouts": float(rollouts.sum()),
         **dict.fromkeys(ACCOUNTS[1:], float((rollouts * samples["tokens"].to_numpy()).sum())),
     }
-    found: dict[str, tuple[float, float | None]] = {}
+    by_account: dict[str, tuple[float, float | None]] = {}
     for account in ACCOUNTS:
         worth = uniform_cost[account] / max(uniform_information, 1e-300) * information
         left = worth - cost[account]  # the saving of one run of the plan, without the profile
         to_pay = profiled[account] / left if left > 0 else None
-        found[account] = worth / (cost[account] + profiled[account]), to_pay
-    return found
+        by_account[account] = worth / (cost[account] + profiled[account]), to_pay
+    return by_account
 
 
 def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]]:

@@ -46,12 +46,12 @@ class Inputs:
         of_cell = layout.code(name, recipe)
         code = read_json(of_cell) if of_cell in paths else {"files": {}, "versions": {}}
         folders = [params.load(path).get("inputs", {}) for path in settings]
-        found = cls(paths, marks_of(paths), {**code, "folders": dict(*folders)}, layout.code_note)
-        if late := found.changed_since_code():
+        inputs = cls(paths, marks_of(paths), {**code, "folders": dict(*folders)}, layout.code_note)
+        if late := inputs.changed_since_code():
             raise ArtifactError(
                 f"{late[0]} changed after the stage code had recorded it: run again"
             )
-        return found
+        return inputs
 
     def check(self) -> None:
         """Raise ArtifactError if an input has changed since the start."""

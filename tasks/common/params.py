@@ -224,12 +224,12 @@ def parse(value: Any, cls: type[T], where: str) -> T:
     hints = typing.get_type_hints(cls)
     with gathered() as problems:
         check_keys(value, fields, [n for n, f in fields.items() if is_required(f)], where, problems)
-        found = {
+        converted = {
             key: problems.of(convert, value[key], hints[key], f"{where}.{key}")
             for key in fields
             if key in value
         }
-    return cls(**found)
+    return cls(**converted)
 
 
 def check_keys(
@@ -268,11 +268,11 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if origin in (list, dict) and isinstance(value, origin):
         keys, name = (value, "{}.{}") if origin is dict else (range(len(value)), "{}[{}]")
         with gathered() as problems:
-            found = {
+            converted = {
                 key: problems.of(convert, value[key], arguments[-1], name.format(where, key))
                 for key in keys
             }
-        return found if origin is dict else list(found.values())
+        return converted if origin is dict else list(converted.values())
     if origin is typing.Literal:
         if value in arguments:
             return value

@@ -52,9 +52,9 @@ def describe(name: str) -> str:
 def recipe(values: Mapping[str, Any], name: str) -> Recipe:
     """Return the recipe `name`: `allocate`, and `train` as the base section with the recipe's keys
     merged in (see `over`). Raise ParamsError if it is unknown or invalid."""
-    found, base = resolved(values, name), base_train(values)
-    changes = {key: over(base.get(key), value) for key, value in found["train"].items()}
-    return {**found, "train": {**base, **changes}}
+    own, base = resolved(values, name), base_train(values)
+    changes = {key: over(base.get(key), value) for key, value in own["train"].items()}
+    return {**own, "train": {**base, **changes}}
 
 
 def base_train(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,35 +104,35 @@ def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) 
     if name not in names(values):
         by = f"recipes.{above[-1]}.from: " if above else ""
         raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; use", name, names(values)))
-    found = params.load(file) if file and not is_own else own_recipes(values)[name]
-    if is_own and file and is_part(found):
-        found = {"from": name, **found}
-    check(found, where)
-    changes = {key: found.get(key) or {} for key in ("allocate", "train")}
-    if "from" not in found:
+    own = params.load(file) if file and not is_own else own_recipes(values)[name]
+    if is_own and file and is_part(own):
+        own = {"from": name, **own}
+    check(own, where)
+    changes = {key: own.get(key) or {} for key in ("allocate", "train")}
+    if "from" not in own:
         return changes
-    return merged(resolved(values, found["from"], (*above, name)), changes)
+    return merged(resolved(values, own["from"], (*above, name)), changes)
 
 
-def is_part(found: Any) -> bool:
+def is_part(own: Any) -> bool:
     """Return whether a recipe only changes a built-in one: it has neither a strategy nor `from`."""
-    if not isinstance(found, dict) or "from" in found:
+    if not isinstance(own, dict) or "from" in own:
         return False
-    allocate = found.get("allocate")
+    allocate = own.get("allocate")
     return allocate is None or (isinstance(allocate, dict) and "strategy" not in allocate)
 
 
-def check(found: Any, where: str) -> None:
+def check(own: Any, where: str) -> None:
     """Raise ParamsError unless a recipe has only the allowed keys, each with a mapping."""
-    if not isinstance(found, dict):
-        raise ParamsError(f"{where} must be a mapping with allocate and train; it is {found!r}")
-    if wrong := [key for key in found if key not in KEYS]:
+    if not isinstance(own, dict):
+        raise ParamsError(f"{where} must be a mapping with allocate and train; it is {own!r}")
+    if wrong := [key for key in own if key not in KEYS]:
         raise ParamsError(unknown(f"{where}.{wrong[0]} is unknown; allowed", wrong[0], KEYS))
-    if "from" not in found and "allocate" not in found:
+    if "from" not in own and "allocate" not in own:
         raise ParamsError(f"{where} has no allocate: name a strategy, or a recipe with `from`")
     for key in ("allocate", "train"):
-        if not isinstance(found.get(key) or {}, dict):
-            raise ParamsError(f"{where}.{key} must be a mapping; it is {found[key]!r}")
+        if not isinstance(own.get(key) or {}, dict):
+            raise ParamsError(f"{where}.{key} must be a mapping; it is {own[key]!r}")
 
 
 def merged(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ def how_to_restore(path: Path) -> str:
     letter and has no full stop."""
     place = path.parent.resolve() / path.name
     project = next((f for f in place.parents if (f / ".dvc").is_dir()), Path("/"))
-    found = recorded(place, project)
-    if found is None:
+    record = recorded(place, project)
+    if record is None:
         return "Delete it and run the same command again: it is restored or recreated"
-    root, stage, digest = found
+    root, stage, digest = record
     is_main = root == project
     command = "`winnow run" + ("`" if is_main else f" --data {root.relative_to(project)}`")
     if stage == "policy" and is_main:  # it is in git, not in DVC's cache

@@ -229,10 +229,10 @@ def fit_beta(
         terms = scipy.special.betaln(c + a, n - c + b) - scipy.special.betaln(a, b)
         return -float(np.sum(weights * terms))
 
-    found = scipy.optimize.minimize(
+    minimum = scipy.optimize.minimize(
         negative_log_likelihood, np.zeros(2), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 2
     )
-    a, b = np.exp(found.x)
+    a, b = np.exp(minimum.x)
     return float(a), float(b)
 
 
@@ -251,8 +251,8 @@ def mixed_probability(
     counts = np.broadcast_arrays(correct, trials, group_size)
     if counts[0].size > MANY:
         (some_correct, some_trials, some_sizes), place = distinct(*counts)
-        found = mixed_probability(some_correct, some_trials, some_sizes, prior)
-        return np.asarray(found[place], dtype=np.float64)
+        rates = mixed_probability(some_correct, some_trials, some_sizes, prior)
+        return np.asarray(rates[place], dtype=np.float64)
     c, n, size = (values.astype(np.float64) for values in counts)
     a, b = prior[0] + c, prior[1] + n - c
     all_right = np.exp(scipy.special.betaln(a + size, b) - scipy.special.betaln(a, b))

@@ -142,8 +142,8 @@ class FusedForward:
             query = query_key[:, : self.heads]
             key = query_key[:, self.heads :]
             # attention and the gated MLP, each added to the residual by its last projection
-            found = attend(index, query, key, value, layer.scaling, layer.window)
-            hidden = layer.output.add(hidden, found.flatten(1))
+            attended = attend(index, query, key, value, layer.scaling, layer.window)
+            hidden = layer.output.add(hidden, attended.flatten(1))
             gate, up = layer.gate_up(self.scale(hidden)).chunk(2, -1)
             hidden = layer.down.add(hidden, silu(gate).mul_(up))
         return self.scale(hidden)

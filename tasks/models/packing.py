@@ -75,8 +75,8 @@ def handed_attention(
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     # [1, heads, N, D] -> [N, heads, D], and back by adding the batch dimension
     query_NHD, key_NKD, value_NKD = (states[0].transpose(0, 1) for states in (query, key, value))
-    found = attend(module.layer_idx, query_NHD, key_NKD, value_NKD, scaling, sliding_window)
-    return found[None], None
+    attended = attend(module.layer_idx, query_NHD, key_NKD, value_NKD, scaling, sliding_window)
+    return attended[None], None
 
 
 def eager_attention(
@@ -268,7 +268,7 @@ class Block:
         if query.is_cuda and group_size > 1:
             # no kernel supports grouped query heads with a bias: torch would allocate all scores
             keys, values = (part.repeat_interleave(group_size, 1) for part in (keys, values))
-        found = torch.nn.functional.scaled_dot_product_attention(
+        attended = torch.nn.functional.scaled_dot_product_attention(
             gather(query, self.queries),
             keys,
             values,
@@ -276,7 +276,7 @@ class Block:
             scale=scaling,
             enable_gqa=query.shape[1] != keys.shape[1],
         )
-        flat = found.transpose(1, 2).flatten(2).flatten(0, 1)
+        flat = attended.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat.index_select(0, self.kept).view(-1, *query.shape[1:])
 
 
@@ -308,11 +308,11 @@ class Packing:
         if kind not in self.biases:  # the same for every layer of the same kind
             self.biases[kind] = [block.bias(window, query.dtype) for block in self.blocks]
         # the blocks' queries, one block after another, are the packed tokens in their order
-        found = [
+        attended = [
             block.attend(query, key, value, bias, scaling)
             for block, bias in zip(self.blocks, self.biases[kind], strict=True)
         ]
-        return torch.cat(found)
+        return torch.cat(attended)
 
     def flash(
         self, states: tuple[torch.Tensor, ...], scaling: float, window: int | None
@@ -330,10 +330,10 @@ class Packing:
         key_value = (part.index_select(0, keys) for part in others)
         # the last query of a sequence sees its last key
         shown = (-1 if window is None else window - 1, 0)
-        found: torch.Tensor = attention(
+        attended: torch.Tensor = attention(
             query, *key_value, **sequences, scale=scaling, window_size=shown
         )
-        return found
+        return attended
 
     @cached_property
     def sequences(self) -> tuple[torch.Tensor, dict[str, Any]]:

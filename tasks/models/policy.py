@@ -165,10 +165,12 @@ def load_model(
             key_mapping=renamed,
             **options,
         )
-    model, found = loaded
+    model, loading_info = loaded
     if renamed:
-        found["missing_keys"] = [name for name in found["missing_keys"] if ".lora_" not in name]
-    check_tensors(folder, found)
+        loading_info["missing_keys"] = [
+            name for name in loading_info["missing_keys"] if ".lora_" not in name
+        ]
+    check_tensors(folder, loading_info)
     model.set_attn_implementation(ATTENTION)  # unless its class can use only its own
     if renamed:  # only here: the policy is saved under the names in its files
         model._weight_conversions = model._weight_conversions[len(renamed) :]
@@ -203,16 +205,16 @@ def check_quantization(folder: Path) -> None:
         )
 
 
-def check_tensors(folder: Path, found: dict[str, Any]) -> None:
+def check_tensors(folder: Path, loading_info: dict[str, Any]) -> None:
     """Raise ArtifactError if a tensor that the configuration requires is missing from a policy's
-    files, or has another shape there. `found` is transformers' `output_loading_info`."""
-    if missing := sorted(found["missing_keys"]):
+    files, or has another shape there. `loading_info` is transformers' `output_loading_info`."""
+    if missing := sorted(loading_info["missing_keys"]):
         raise ArtifactError(
             f"{folder}: its files have no {missing[0]}"
             + (f" and {len(missing) - 1} more of its tensors" if len(missing) > 1 else "")
             + ": they would be random. Fetch or save the model again"
         )
-    if other := sorted(found["mismatched_keys"]):
+    if other := sorted(loading_info["mismatched_keys"]):
         name, held, expected = other[0]
         raise ArtifactError(
             f"{folder}: {name} has shape {tuple(held)}, but config.json requires "

@@ -98,10 +98,10 @@ def encode_plain(
     before, _, after = (template or "{prompt}").partition("{prompt}")
     if not (text.startswith(before) and text.endswith(after)):
         before = after = ""
-    asked = text[len(before) : len(text) - len(after)]
-    mark = mark_of([asked], tokenizer)
+    question = text[len(before) : len(text) - len(after)]
+    mark = mark_of([question], tokenizer)
     if mark is not None:
-        text = before + marked(asked, tokenizer, mark) + after
+        text = before + marked(question, tokenizer, mark) + after
     return encode_marked(text, tokenizer, mark, add_special_tokens=add_special_tokens)
 
 
@@ -120,12 +120,12 @@ def render_reply(
     question = [{"role": "user", "content": "1"}]
     turn = [*question, {"role": "assistant", "content": "2"}]
     reply = [*turn, {"role": "user", "content": text}]
-    asked, finished, whole = encode_chats(
+    opened, finished, whole = encode_chats(
         [(question, True), (turn, False), (reply, True)], tokenizer
     )
     # tokens of the template after the stop token of the policy's turn belong to the reply
-    pairs = enumerate(zip(asked, finished, strict=False))
-    begin = next((place for place, (a, b) in pairs if a != b), min(len(asked), len(finished)))
+    pairs = enumerate(zip(opened, finished, strict=False))
+    begin = next((place for place, (a, b) in pairs if a != b), min(len(opened), len(finished)))
     stops = [n for n in range(begin, len(finished)) if finished[n] in stop_ids]
     if not stops:
         raise ArtifactError(

@@ -38,15 +38,15 @@ def settings_of(train: Mapping[str, Any]) -> TrainSettings:
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
-        chosen = problems.of(parse, train, TrainSettings, "train")
+        parsed = problems.of(parse, train, TrainSettings, "train")
         specs = {
             slot: problems.of(completed, slot, with_method(slot, train.get(slot, {})))
             for slot in SLOTS
         }
-        shape = [problems.of(completed, "shape", spec) for spec in getattr(chosen, "shape", [])]
-    found: TrainSettings = dataclasses.replace(chosen, **specs, shape=shape)
-    check_slots(found)
-    return found
+        shape = [problems.of(completed, "shape", spec) for spec in getattr(parsed, "shape", [])]
+    whole: TrainSettings = dataclasses.replace(parsed, **specs, shape=shape)
+    check_slots(whole)
+    return whole
 
 
 def completed(slot: str, spec: Any) -> Spec:
@@ -157,7 +157,7 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
     """Return the settings that make a token's loss depend on its rollout's other tokens."""
     loss, correction = settings.loss, settings.correction
     reject = correction.reject
-    found = {
+    keys = {
         f"train.loss.method {loss['method']}": not method_of("loss", loss)[0].Method.separable,
         "train.loss.penalty": loss.get("penalty", 0.0) > 0,
         "train.loss.ratio sequence": loss.get("ratio") == "sequence",
@@ -166,7 +166,7 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
         "train.correction.reject.whole_rows": reject is not None and reject.whole_rows,
         "train.correction.reject.level": reject is not None and reject.level != "token",
     }
-    return [name for name, is_set in found.items() if is_set]
+    return [name for name, is_set in keys.items() if is_set]
 
 
 def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems) -> None:

@@ -89,7 +89,7 @@ class Control(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     """The prompts of a request. A method that passes the unchanged request to the engine may also
     pass `on_ended`: completions are then graded while others are sampled."""
 
@@ -105,9 +105,9 @@ class Generate(Protocol):
 
     state: Any = None
 
-    def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        """Return the samples of `request`, for the prompts in `asked`. `Samples.is_action` is False
-        for tokens of an environment."""
+    def generate(self, engine: Engine, request: Request, requested: Requested) -> Samples:
+        """Return the samples of `request`, for the prompts in `requested`. `Samples.is_action` is
+        False for tokens of an environment."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:

@@ -17,7 +17,7 @@ from tasks.train.data.prompts import GroupRequest, Prompts
 from tasks.train.data.rollouts import Observed, Rollouts, make_rollouts, merge
 from tasks.train.data.tokens import Tokens
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import Asked, Control, SoFar
+from tasks.train.slots import Control, Requested, SoFar
 from tests.policies import character_tokenizer
 
 TOKENIZER = character_tokenizer()
@@ -101,11 +101,11 @@ def estimated(rollouts: Rollouts, advantages_B: "np.ndarray") -> Rollouts:
     return rollouts.estimated(keep_B, advantages_B[rollouts.owner_N()])
 
 
-def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> Asked:
+def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> Requested:
     """Return the context of the slot `generate` for prompts with these answers."""
     row = {**PROMPTS.example, "prompt": "?", "messages": None}
     rows = [{**row, "prompt_id": f"p{k}", "answer": text} for k, text in enumerate(answers)]
-    return Asked(PROMPTS.frame(rows), prompt_rows, TOKENIZER, (TOKENIZER.eos_token_id,))
+    return Requested(PROMPTS.frame(rows), prompt_rows, TOKENIZER, (TOKENIZER.eos_token_id,))
 
 
 def answer_to(

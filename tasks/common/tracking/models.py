@@ -101,16 +101,16 @@ def write_champion(run: TrackedRun, event: Event) -> None:
         move_alias(run, name, alias, found[alias])
 
 
-def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:
-    """Set an alias to the policy whose run wrote `found` (key, digest); delete it if no run
+def move_alias(run: TrackedRun, name: str, alias: str, policy: dict[str, str] | None) -> None:
+    """Set an alias to the policy whose run wrote `policy` (key, digest); delete it if no run
     did, or if that run has no model."""
     client = run.client
-    run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
+    run_id = policy and producer(client, run.experiment_id, policy["key"], policy["digest"])
     models = run_id and client.search_logged_models(
         [run.experiment_id], f"source_run_id = '{run_id}'"
     )
     made_by = {f"{alias}.run": run_id} if run_id else {}
-    write_tags(run, {"values": {alias: found["key"] if found else "none", **made_by}})
+    write_tags(run, {"values": {alias: policy["key"] if policy else "none", **made_by}})
     if models:
         client.set_registered_model_alias(name, alias, version_of(run, name, models[0]))
     else:

@@ -38,15 +38,15 @@ def write_cell(run: TrackedRun, event: Event) -> None:
     client, cell = run.client, f"{event['recipe']}/{event['seed']}"
     for dataset in event["datasets"]:
         write_dataset(replace(run, run_id=run.parent_id), dataset)
-    found = find_cell(client, run.experiment_id, run.parent_id, cell)
+    existing = find_cell(client, run.experiment_id, run.parent_id, cell)
     same = f"tags.`{RESULT}` = '{event['result']}'"
-    known = found or first_run(client, run.experiment_id, same)
+    known = existing or first_run(client, run.experiment_id, same)
     if known and known.data.tags.get(RESULT) == event["result"]:
         return
     tags = {key: str(event[key]) for key in ("recipe", "seed")}
     tags |= {"kind": "cell", "cell": cell, "mlflow.parentRunId": run.parent_id}
     tags |= process_tags(psutil.Process())  # to close it if this process is killed
-    made = found or client.create_run(run.experiment_id, run_name=cell, tags=tags)
+    made = existing or client.create_run(run.experiment_id, run_name=cell, tags=tags)
     target = replace(run, run_id=made.info.run_id, cell_id=made.info.run_id)
     write_metrics(target, event)
     write_settings(target, event)

@@ -103,7 +103,7 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
     close_dead(client, experiment)
     parent = parent_run(client, experiment, start)
     cell = cell_run(client, experiment, parent, start) if "seed" in start["tags"] else None
-    found = first_run(client, experiment, f"tags.record = '{start['record']}'")
+    existing = first_run(client, experiment, f"tags.record = '{start['record']}'")
     tags = {
         **start["tags"],
         "kind": "stage",
@@ -111,7 +111,7 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
         "mlflow.parentRunId": cell or parent,
         "mlflow.source.type": "LOCAL",
     }
-    run = found or client.create_run(
+    run = existing or client.create_run(
         experiment, start_time=start["time"], run_name=start["name"], tags=tags
     )
     return TrackedRun(client, experiment, run.info.run_id, parent, cell)
@@ -137,12 +137,12 @@ def cell_run(client: Any, experiment: str, parent: str, start: Event) -> str:
 
 
 def found_or_made(
-    client: Any, experiment: str, found: Any, start: Event, name: str, tags: dict[str, str]
+    client: Any, experiment: str, existing: Any, start: Event, name: str, tags: dict[str, str]
 ) -> str:
-    """Reopen the run `found` for child runs, or create one if it is None. Return its id."""
-    if found:
-        client.update_run(found.info.run_id, status="RUNNING")
-        return str(found.info.run_id)
+    """Reopen the run `existing` for child runs, or create one if it is None. Return its id."""
+    if existing:
+        client.update_run(existing.info.run_id, status="RUNNING")
+        return str(existing.info.run_id)
     tags = {**tags, **git_tags(), **start["pipeline"]["tags"]}
     run = client.create_run(experiment, start_time=start["time"], run_name=name, tags=tags)
     return str(run.info.run_id)

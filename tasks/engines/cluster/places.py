@@ -26,12 +26,12 @@ def reserve_places(settings: EngineSettings, cluster: Cluster, num_trainers: int
         {"CPU": settings.threads, **({"GPU": num_gpus} if has_gpus else {})} for num_gpus in sizes
     ]
     for kind in ("CPU", "GPU"):
-        wanted = sum(bundle.get(kind, 0) for bundle in bundles)
-        if wanted > there.get(kind, 0):
+        requested = sum(bundle.get(kind, 0) for bundle in bundles)
+        if requested > there.get(kind, 0):
             raise ArtifactError(
-                f"engine.cluster requests {wanted:.0f} {kind}s, but the Ray cluster at {address} "
-                f"has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or engines, or add "
-                "machines"
+                f"engine.cluster requests {requested:.0f} {kind}s, but the Ray cluster at "
+                f"{address} has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or "
+                "engines, or add machines"
             )
     group = ray.util.placement_group(bundles, strategy="PACK")
     if not group.wait(RESERVE_SECONDS):

@@ -170,29 +170,29 @@ class Connection:
             return False
         return True
 
-    async def complete(self, wanted: CompletionRequest) -> Completion:
+    async def complete(self, request: CompletionRequest) -> Completion:
         """Return a completion, requested through the OpenAI-compatible API."""
         logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True}
         body = {
-            "model": wanted.model,
-            "prompt": list(wanted.prompt),
-            **wanted.parameters(),
+            "model": request.model,
+            "prompt": list(request.prompt),
+            **request.parameters(),
             "return_token_ids": True,
-            **(logprobs if wanted.with_logprobs else {}),
+            **(logprobs if request.with_logprobs else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.url}/completions", body)
-        return self.parse(answer, wanted)
+        return self.parse(answer, request)
 
-    async def generate(self, wanted: CompletionRequest) -> Completion:
+    async def generate(self, request: CompletionRequest) -> Completion:
         """Return a completion, requested through vLLM's own API for tokens, in which a server
         reports the weights that sampled each token."""
-        settings = wanted.parameters()
-        settings |= {"detokenize": False, "logprobs": 0 if wanted.with_logprobs else None}
+        settings = request.parameters()
+        settings |= {"detokenize": False, "logprobs": 0 if request.with_logprobs else None}
         body = {
-            "model": wanted.model,
-            "token_ids": list(wanted.prompt),
+            "model": request.model,
+            "token_ids": list(request.prompt),
             "sampling_params": settings,
-            **({"request_id": wanted.name} if wanted.name else {}),
+            **({"request_id": request.name} if request.name else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.root}/inference/v1/generate", body)
         try:
@@ -207,7 +207,7 @@ class Connection:
                 f"{self.endpoint.url} did not return a completion with the "
                 f"versions of its weights: {str(answer)[:200]}"
             ) from error
-        completion = self.parse(answer, wanted)
+        completion = self.parse(answer, request)
         ends = [0, *(end for _, _, end in spans)]
         if [start for _, start, _ in spans] != ends[:-1] or ends[-1] != len(completion.token_ids):
             raise ArtifactError(
@@ -223,7 +223,7 @@ class Connection:
         url = f"{self.endpoint.root}/abort_requests"
         await self.request("POST", url, {"request_ids": ids}, QUICK_SECONDS)
 
-    def parse(self, answer: Any, wanted: CompletionRequest) -> Completion:
+    def parse(self, answer: Any, request: CompletionRequest) -> Completion:
         """Return the completion in a response. Raise ArtifactError if it does not match the
         request, and Unavailable for an unexpected finish reason."""
         try:
@@ -234,17 +234,17 @@ class Connection:
             raise ArtifactError(
                 f"{self.endpoint.url} did not return a completion: {str(answer)[:200]}"
             ) from error
-        if token_ids is None or (wanted.with_logprobs and len(token_ids) != len(logprobs)):
+        if token_ids is None or (request.with_logprobs and len(token_ids) != len(logprobs)):
             raise ArtifactError(
                 f"{self.endpoint.url} returns no token ids with their log-probabilities "
                 "(return_token_ids, logprobs): use vLLM, or another server that supports them"
             )
-        if choice.get("prompt_token_ids") not in (None, list(wanted.prompt)):
+        if choice.get("prompt_token_ids") not in (None, list(request.prompt)):
             raise ArtifactError(
                 f"{self.endpoint.url} did not use the prompt tokens of the request: turn off its "
                 "truncation of prompts"
             )
-        if choice["finish_reason"] not in ("stop", "length", *(("abort",) if wanted.name else ())):
+        if choice["finish_reason"] not in ("stop", "length", *(("abort",) if request.name else ())):
             raise Unavailable(
                 f"{self.endpoint.url} ended a completion with {choice['finish_reason']!r}"
             )

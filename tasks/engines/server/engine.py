@@ -140,7 +140,7 @@ class ServerEngine(StoppableEngine):
             if in_flight.is_stopped:  # a row may be requested again after all servers have failed
                 return done.get(row, NOT_BEGUN)
             sampling = request.sampling
-            wanted = CompletionRequest(
+            completion_request = CompletionRequest(
                 self.models[connection.endpoint],
                 prompt_B[row],
                 replace(sampling, max_tokens=sampling.max_tokens - written[row]),
@@ -149,10 +149,10 @@ class ServerEngine(StoppableEngine):
                 request.with_logprobs,
             )
             if self.identity.trusted:
-                completion = await in_flight.generate(connection, wanted)
+                completion = await in_flight.generate(connection, completion_request)
                 self.versions.check(connection.endpoint, completion)
             else:
-                completion = await connection.complete(wanted)
+                completion = await connection.complete(completion_request)
             reason = completion.finish_reason
             if reason == "abort" and not in_flight.is_stopped:
                 raise Unavailable(f"{connection.endpoint.url} aborted a completion")
@@ -183,13 +183,13 @@ class ServerEngine(StoppableEngine):
         answers: dict[int, Completion] = {}
         while True:
             self.rejoin()
-            asked = self.endpoints
+            requested = self.endpoints
             left = [[row for row in chunk if row not in answers] for chunk in chunks]
             try:
                 asyncio.run(self.complete(ask, left, answers))
             except NoServerError as error:
                 with self.changing:  # other servers may have received new weights meanwhile
-                    has_others = bool(set(self.endpoints) - set(asked))
+                    has_others = bool(set(self.endpoints) - set(requested))
                 if has_others:
                     continue
                 if self.loading is None or not self.can_rejoin:

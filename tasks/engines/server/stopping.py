@@ -20,27 +20,27 @@ class InFlight:
     def __init__(self) -> None:
         self.is_stopped = False
         self.has_failed = False
-        self.asked: dict[str, Connection] = {}
+        self.in_flight: dict[str, Connection] = {}
 
-    async def generate(self, connection: Connection, wanted: CompletionRequest) -> Completion:
+    async def generate(self, connection: Connection, request: CompletionRequest) -> Completion:
         """Return the completion. A stopped completion has the finish reason "abort"."""
         name = uuid.uuid4().hex
-        self.asked[name] = connection
+        self.in_flight[name] = connection
         try:
-            return await connection.generate(replace(wanted, name=name))
+            return await connection.generate(replace(request, name=name))
         finally:
-            del self.asked[name]
+            del self.in_flight[name]
 
     async def stop(self) -> None:
         """Stop all requests, and wait until each has a response or has failed. The stop is
         repeated, because a server may receive it before the request itself."""
         self.is_stopped = True
-        while self.asked:
+        while self.in_flight:
             names: dict[Connection, list[str]] = {}
-            for name, connection in self.asked.items():
+            for name, connection in self.in_flight.items():
                 names.setdefault(connection, []).append(name)
             answers = await asyncio.gather(
-                *(attempt(at.stop(asked)) for at, asked in names.items())
+                *(attempt(at.stop(running)) for at, running in names.items())
             )
             failed = [answer for answer in answers if answer is not None]
             if failed and not self.has_failed:

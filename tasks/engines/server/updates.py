@@ -125,10 +125,10 @@ class Loading:
             if versions.num_updates:
                 failed = await self.send(connections, versions.current, in_flight=in_flight)
             ready = [each for each in connections if each.endpoint not in failed]
-            found = await asyncio.gather(*(attempt(self.identify(each)) for each in ready))
-        answers = [each for each in found if isinstance(each, Completion)]
+            identities = await asyncio.gather(*(attempt(self.identify(each)) for each in ready))
+        answers = [each for each in identities if isinstance(each, Completion)]
         self.probe = self.probe or self.most_common(answers)
-        for endpoint, answer in zip((each.endpoint for each in ready), found, strict=True):
+        for endpoint, answer in zip((each.endpoint for each in ready), identities, strict=True):
             why = answer if isinstance(answer, str) else self.compare(endpoint, answer)
             if why is not None:
                 failed[endpoint] = why

@@ -30,12 +30,12 @@ def read(
         checksums = (others[-1].metadata() or {}) if others else {}
         for name in file.keys():  # noqa: SIM118
             weight = file.get_tensor(name)
-            if any(f"{name}.index" in found for found in names):
+            if any(f"{name}.index" in stored for stored in names):
                 weight = weight.clone()  # not the file's memory
-            for other, found in zip(others, names, strict=True):
-                if f"{name}.index" in found:
+            for other, stored in zip(others, names, strict=True):
+                if f"{name}.index" in stored:
                     replace_elements(name, weight, other)
-                if f"{name}.low" in found:
+                if f"{name}.low" in stored:
                     weight = add_adapter(name, weight, other)
             if name in checksums and checksums[name] != checksum(weight):
                 raise ArtifactError(
@@ -70,7 +70,7 @@ def difference(
     """Return the elements that differ in any bit, as named tensors for a file: their indices in the
     flattened weight, and their new values. NaN and the sign of zero are kept. Return None if they
     take more than `max_bytes`."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, weight in old:
         is_other = bits(weight) != bits(new[name])
         index_dtype = torch.int32 if weight.numel() < 2**31 else torch.int64
@@ -80,9 +80,9 @@ def difference(
             return None
         if num:
             index = is_other.nonzero().view(-1)
-            found[f"{name}.value"] = new[name].view(-1)[index]
-            found[f"{name}.index"] = index.to(index_dtype)
-    return found
+            tensors[f"{name}.value"] = new[name].view(-1)[index]
+            tensors[f"{name}.index"] = index.to(index_dtype)
+    return tensors
 
 
 def bits(weight: torch.Tensor) -> torch.Tensor:

@@ -154,12 +154,12 @@ class NcclTransfer:
     ) -> Any:
         """Send a collective request to all servers, and do this process's part of the collective.
         Return the result of that part."""
-        asked: list[Awaitable[Any]] = [
+        requests: list[Awaitable[Any]] = [
             connection.request("POST", f"{connection.endpoint.root}/{route}", body)
             for connection, body in zip(connections, bodies, strict=True)
         ]
         async with asyncio.timeout(self.seconds):
-            done, *_ = await asyncio.gather(in_thread(work), *asked)
+            done, *_ = await asyncio.gather(in_thread(work), *requests)
         return done
 
     def leave(self) -> None:

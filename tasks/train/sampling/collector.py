@@ -24,7 +24,7 @@ from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.learner.ranks import Ranks
 from tasks.train.sampling.grading import Early
 from tasks.train.settings import TrainSettings
-from tasks.train.slots import Asked, Generate
+from tasks.train.slots import Generate, Requested
 
 MIN_JUDGED = 1000  # answers of a run before its failure rate may stop it
 
@@ -99,7 +99,7 @@ class Collector:
         early = Early(self.grader, self.tokenizer, golds_B, begun_B)
         known = prompt_rows[rows_Q] if training else None
         of_prompts = prompts.table[prompt_rows[rows_Q]]
-        asked = Asked(of_prompts, known, self.tokenizer, self.stop_ids)
+        asked = Requested(of_prompts, known, self.tokenizer, self.stop_ids)
         enough = Enough(mine, rows_B, until, ranks) if until else None
         cost = Cost()
         if len(rows_B) and not (enough and enough.is_reached):
@@ -113,7 +113,7 @@ class Collector:
         return pl.concat(tables).sort("group", maintain_order=True), sum(costs[1:], costs[0])
 
     def sample(
-        self, request: Request, asked: Asked, early: Early, enough: "Enough | None"
+        self, request: Request, asked: Requested, early: Early, enough: "Enough | None"
     ) -> Samples:
         """Return the samples of `request`, graded as they end."""
         if enough is None:

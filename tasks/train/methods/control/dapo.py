@@ -53,8 +53,8 @@ class Method(follow.Method):
             return None
         if so_far.rollouts is None:
             return self.take(follow.next_visits(plan, first, so_far))
-        wanted = min(plan.batch.size - so_far.replayed, so_far.room(plan.batch))
-        missing = wanted - self.mixed_size(so_far.rollouts)
+        room = min(plan.batch.size - so_far.replayed, so_far.room(plan.batch))
+        missing = room - self.mixed_size(so_far.rollouts)
         if missing <= 0 or plan.phases_V[first] != plan.phases_V[last]:
             return None
         if so_far.num_requests > self.settings.max_refills:

@@ -67,10 +67,10 @@ class Method(PoolControl):
         rows = np.concatenate([plan.prompt_rows_V[visits], pool.prompt_rows[again]])
         sizes = np.concatenate([plan.group_sizes_V[visits], pool.group_sizes[again] - 1])
         sizes = pool.cut(sizes, so_far, state.spent)
-        joined, asked = np.arange(len(rows)) >= len(visits), sizes > 0
+        joined, is_sampled = np.arange(len(rows)) >= len(visits), sizes > 0
         state.spent += int(sizes.sum())
         where = int(plan.passes_V[first]), int(plan.phases_V[first])
-        return GroupRequest(rows[asked], sizes[asked], *where, joined=joined[asked])
+        return GroupRequest(rows[is_sampled], sizes[is_sampled], *where, joined=joined[is_sampled])
 
     def again(self, visits: Ints, rng: np.random.Generator) -> Ints:
         """Return the prompts (as pool indices) that replace the last of these visits."""

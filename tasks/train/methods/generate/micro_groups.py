@@ -23,7 +23,7 @@ from tasks.common.params import ParamsError, settings
 from tasks.engines.engine import Engine, Request, Samples, ScheduledEngine
 from tasks.train.data.columns import Floats, Ints
 from tasks.train.data.rollouts import Rollouts
-from tasks.train.slots import Asked, Generate
+from tasks.train.slots import Generate, Requested
 
 Order = Literal["fifo", "sjf", "lpt"]
 
@@ -53,7 +53,7 @@ class Method(Generate):
         self.settings = settings
         self.state = State(np.zeros(num_prompts), np.zeros(num_prompts), np.zeros((0, 3)))
 
-    def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
+    def generate(self, engine: Engine, request: Request, requested: Requested) -> Samples:
         """Return the samples of `request`, within the budget. Raise ParamsError if the engine
         schedules requests itself, or if the budget is too small for one rollout."""
         if not isinstance(engine, ScheduledEngine):
@@ -72,7 +72,7 @@ class Method(Generate):
                 f"rollout may need {(of_row + of_prompt) / 2**20:.3g}: raise it, or lower "
                 "sampling.max_tokens"
             )
-        lengths_B = self.predict(request, asked.prompt_rows)[request.owner_B()]
+        lengths_B = self.predict(request, requested.prompt_rows)[request.owner_B()]
         return engine.generate_in_order(request, queue(lengths_B, self.settings.order), num_slots)
 
     def predict(self, request: Request, prompt_rows: Ints | None) -> Floats:

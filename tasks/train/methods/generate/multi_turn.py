@@ -18,7 +18,7 @@ from typing import Any
 from tasks.common.params import ParamsError, at_least, settings
 from tasks.engines.engine import Engine, Request, Samples, sample_seed
 from tasks.train.environments.environment import Episode, load_environment
-from tasks.train.slots import Asked, Generate
+from tasks.train.slots import Generate, Requested
 
 
 @settings
@@ -75,7 +75,7 @@ class Method(Generate):
         self.settings = settings
         self.environment = load_environment(settings.environment)
 
-    def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
+    def generate(self, engine: Engine, request: Request, requested: Requested) -> Samples:
         """Return the conversations for `request`. Raise ParamsError if not even one turn fits
         `sampling.max_tokens`."""
         limit = request.sampling.max_tokens
@@ -86,12 +86,12 @@ class Method(Generate):
                 "the second"
             )
         sampling = replace(request.sampling, max_tokens=self.settings.max_turn_tokens)
-        every = self.begin(request, asked)
+        every = self.begin(request, requested)
         open_ones, turn = every, replace(request, sampling=sampling)
         for number in range(self.settings.max_turns):
             self.play(engine, turn, open_ones)
             is_last = number + 1 == self.settings.max_turns
-            open_ones = [] if is_last else self.answer(open_ones, limit, asked)
+            open_ones = [] if is_last else self.answer(open_ones, limit, requested)
             if not open_ones:
                 break
             turn = Request(
@@ -108,19 +108,19 @@ class Method(Generate):
             [one.is_action for one in every],
         )
 
-    def begin(self, request: Request, asked: Asked) -> list[Conversation]:
+    def begin(self, request: Request, requested: Requested) -> list[Conversation]:
         """Return a new conversation for every rollout."""
         # imported here: transformers takes seconds, and reading the settings does not need it
         from tasks.models.prompts import messages_of
 
-        rows = asked.prompts.select("answer", "prompt", "messages", "template").rows()
-        found = []
+        rows = requested.prompts.select("answer", "prompt", "messages", "template").rows()
+        conversations = []
         for owner, seed in zip(request.owner_B().tolist(), request.seeds, strict=True):
             answer, *prompt = rows[owner]
-            is_chat = messages_of(prompt, asked.tokenizer) is not None
+            is_chat = messages_of(prompt, requested.tokenizer) is not None
             episode = self.environment.start(prompt[0], answer)
-            found.append(Conversation(list(request.prompts[owner]), is_chat, seed, episode))
-        return found
+            conversations.append(Conversation(list(request.prompts[owner]), is_chat, seed, episode))
+        return conversations
 
     def play(self, engine: Engine, turn: Request, conversations: list[Conversation]) -> None:
         """Sample the next turn of these conversations."""
@@ -136,27 +136,29 @@ class Method(Generate):
             one.take(token_ids, logprobs, reason)
 
     def answer(
-        self, conversations: list[Conversation], limit: int, asked: Asked
+        self, conversations: list[Conversation], limit: int, requested: Requested
     ) -> list[Conversation]:
         """Append the environment's replies, and return the conversations that continue."""
         from tasks.models.prompts import decode, render_reply  # transformers takes seconds to load
 
-        found = []
+        continuing = []
         for one in conversations:
             if one.finish_reason != "stop":
                 continue
             turn = one.token_ids[last_turn(one.is_action) :]
-            (text,) = decode([turn], [one.finish_reason], asked.tokenizer)
+            (text,) = decode([turn], [one.finish_reason], requested.tokenizer)
             reply = one.episode.reply(text)
             if not reply:
                 continue
-            token_ids = render_reply(reply, asked.tokenizer, asked.stop_ids, is_chat=one.messages)
+            token_ids = render_reply(
+                reply, requested.tokenizer, requested.stop_ids, is_chat=one.messages
+            )
             num_tokens = len(one.token_ids) + len(token_ids) + self.settings.max_turn_tokens
             if not token_ids or num_tokens > limit:
                 continue
             one.answer(token_ids)
-            found.append(one)
-        return found
+            continuing.append(one)
+        return continuing
 
 
 def last_turn(is_action: list[bool]) -> int:

@@ -63,30 +63,30 @@ def groups_of(folder: Path, prompts: Prompts) -> Rollouts:
     ArtifactError if there is none."""
     path, is_known = folder / "rollouts.parquet", pl.col("prompt_id").is_in(prompts.ids.implode())
     where = is_known & ~pl.col("replayed") & (pl.col("outcome") != "error")
-    found = TRAIN_ROLLOUTS.read_columns(path, COLUMNS, where)
+    rows = TRAIN_ROLLOUTS.read_columns(path, COLUMNS, where)
     group = pl.struct("step", "group").rank("dense").cast(pl.Int64) - 1
-    found = found.with_columns(group=group).sort("group", maintain_order=True)
-    group_B = found["group"].to_numpy()
-    is_mixed_Q = mixed_groups(found["reward"].to_numpy(), group_B, found["group"].n_unique())
+    rows = rows.with_columns(group=group).sort("group", maintain_order=True)
+    group_B = rows["group"].to_numpy()
+    is_mixed_Q = mixed_groups(rows["reward"].to_numpy(), group_B, rows["group"].n_unique())
     if not is_mixed_Q.any():
         raise ArtifactError(
             f"{path}: no group of a training prompt has both outcomes: train.replay.folders needs "
             "finished runs on these prompts"
         )
-    found = found.filter(pl.Series(is_mixed_Q[group_B]))
-    _, first_Q, group_B = np.unique(found["group"], return_index=True, return_inverse=True)
-    rows_Q = rows_of(found["prompt_id"][first_Q], prompts.ids, str(path))
+    rows = rows.filter(pl.Series(is_mixed_Q[group_B]))
+    _, first_Q, group_B = np.unique(rows["group"], return_index=True, return_inverse=True)
+    rows_Q = rows_of(rows["prompt_id"][first_Q], prompts.ids, str(path))
     versions = pl.lit(UNKNOWN).repeat_by(pl.col("token_ids").list.len())
     return make_rollouts(
         rows_Q,
         prompts.token_ids(rows_Q),
         group_B,
-        token_ids=found["token_ids"],
-        logprobs=found["sampler_logprobs"],
-        versions=found.select(versions).to_series(),
-        is_action=found["is_action"],
-        reason=found["finish_reason"],
-        outcome=found["outcome"],
-        reward=found["reward"],
+        token_ids=rows["token_ids"],
+        logprobs=rows["sampler_logprobs"],
+        versions=rows.select(versions).to_series(),
+        is_action=rows["is_action"],
+        reason=rows["finish_reason"],
+        outcome=rows["outcome"],
+        reward=rows["reward"],
         replayed=True,
     )
