@@ -228,6 +228,16 @@ def head_precision(*, is_tf32: bool) -> Iterator[None]:
         backend.fp32_precision = before
 
 
+def causal_bias(
+    query: torch.Tensor, key: torch.Tensor, window: int | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the bias for scores of queries and keys at these positions, broadcast: 0 where a query
+    sees a key, and the lowest finite number elsewhere."""
+    hidden = (key > query) if window is None else (key > query) | (key <= query - window)
+    zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return zeros.masked_fill_(hidden, torch.finfo(dtype).min)
+
+
 @dataclass(frozen=True)
 class Block:
     """Sequences of similar length, padded only here, to compute their attention together.
@@ -246,12 +256,9 @@ class Block:
     lengths: Ints
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Return the bias [R, 1, T, S] for the scores: 0 where a query sees a key, and the lowest
-        finite number elsewhere."""
+        """Return the bias [R, 1, T, S] for the scores."""
         query, key = self.query_positions[:, :, None], self.key_positions[:, None, :]
-        hidden = (key > query) if window is None else (key > query) | (key <= query - window)
-        zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        return zeros.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
+        return causal_bias(query, key, window, dtype)[:, None]
 
     def attend(
         self,

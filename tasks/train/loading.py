@@ -18,7 +18,7 @@ from tasks.train.data.plan import Plan
 from tasks.train.data.profile import Profile
 from tasks.train.needs import has_bonus
 from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
-from tasks.train.slots import Advantage, Control, Loss, Replay, Select, Shape, Slots
+from tasks.train.slots import Advantage, Control, Loss, Replay, Select, Slots
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,11 @@ def completed(slot: str, spec: Any) -> Spec:
     return {"method": spec["method"], **dataclasses.asdict(settings)}
 
 
+def class_of(slot: str, spec: Spec) -> Any:
+    """Return the class of a slot's method."""
+    return method_of(slot, spec)[0].Method
+
+
 def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
     """Return the module of a slot's method, and its settings as given, without `method`."""
     package = importlib.import_module(f"tasks.train.methods.{slot}")
@@ -68,7 +73,7 @@ def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
 
 def check_slots(settings: TrainSettings) -> None:
     """Raise ParamsError if methods conflict with each other or with other settings."""
-    estimate: type[Advantage] = method_of("advantage", settings.advantage)[0].Method
+    estimate: type[Advantage] = class_of("advantage", settings.advantage)
     name = settings.advantage["method"]
     replays = settings.replay["method"] != "none"
     with gathered() as problems:
@@ -82,16 +87,15 @@ def check_slots(settings: TrainSettings) -> None:
                 "train.batch.counts is kept, but train.replay stores whole groups: set generated, "
                 "or replay none"
             )
-        shapes = [spec["method"] for spec in settings.shape]
         skipping = [f"train.advantage {name}"] * estimate.skips_zeros
-        skipping += [f"train.shape {each}" for each in shapes if shape_of(each).skips_zeros]
+        skipping += [f"train.shape {each}" for each in shapes_with(settings, "skips_zeros")]
         if skipping and settings.divisor != "generated":
             problems.add(
                 f"{skipping[0]} drops rollouts of advantage 0 from the loss, and with "
                 "train.divisor kept the step would grow as fewer remain: set generated"
             )
         check_loss(settings, skipping, problems)
-        changing = [each for each in shapes if shape_of(each).changes_rewards]
+        changing = shapes_with(settings, "changes_rewards")
         if estimate.unshaped and changing:
             problems.add(
                 f"train.advantage {name} needs the verifier's rewards, but train.shape "
@@ -102,7 +106,7 @@ def check_slots(settings: TrainSettings) -> None:
                 f"train.advantage {name} compares a reward with earlier rollouts, which would "
                 "include a replayed rollout itself: set train.replay none"
             )
-        cutting = [each for each in shapes if shape_of(each).cuts_rows]
+        cutting = shapes_with(settings, "cuts_rows")
         if cutting and (wholes := needing_whole_rows(settings)):
             problems.add(
                 f"train.shape {cutting[0]} trains on a part of each completion, but the loss needs "
@@ -114,15 +118,14 @@ def check_slots(settings: TrainSettings) -> None:
 
 def check_selected(settings: TrainSettings, problems: Problems) -> None:
     """Report shapes without effect, or with another weight, because `select` drops rollouts."""
-    select, shapes = settings.select["method"], [spec["method"] for spec in settings.shape]
-    chosen: type[Select] = method_of("select", settings.select)[0].Method
-    acting = [each for each in shapes if shape_of(each).needs_equal]
-    if acting and (chosen.drops_equal or settings.select.get("drop_dead")):
+    select, method = settings.select["method"], class_of("select", settings.select)
+    acting = shapes_with(settings, "needs_equal")
+    if acting and (method.drops_equal or settings.select.get("drop_dead")):
         problems.add(
             f"train.shape {acting[0]} acts on groups of failures, which train.select {select} "
             "drops: remove the shape, or select all"
         )
-    dividing = [each for each in shapes if shape_of(each).needs_divisor]
+    dividing = shapes_with(settings, "needs_divisor")
     if dividing and select != "all" and {settings.divisor, settings.advantage_over} != {"kept"}:
         problems.add(
             f"train.shape {dividing[0]} is a mean over the tokens of the loss's divisor, but "
@@ -134,8 +137,8 @@ def check_selected(settings: TrainSettings, problems: Problems) -> None:
 def check_control(settings: TrainSettings, problems: Problems) -> None:
     """Report errors in the combination of control, replay and over-provisioning."""
     name, replay = settings.control["method"], settings.replay["method"]
-    chooser: type[Control] = method_of("control", settings.control)[0].Method
-    stored: type[Replay] = method_of("replay", settings.replay)[0].Method
+    chooser: type[Control] = class_of("control", settings.control)
+    stored: type[Replay] = class_of("replay", settings.replay)
     if chooser.needs_stored != stored.joins:
         problems.add(
             f"train.control is {name}, and train.replay {replay}: stored rollouts join groups only "
@@ -158,7 +161,7 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
     loss, correction = settings.loss, settings.correction
     reject = correction.reject
     keys = {
-        f"train.loss.method {loss['method']}": not method_of("loss", loss)[0].Method.separable,
+        f"train.loss.method {loss['method']}": not class_of("loss", loss).separable,
         "train.loss.penalty": loss.get("penalty", 0.0) > 0,
         "train.loss.ratio sequence": loss.get("ratio") == "sequence",
         "train.loss.normalize sequence": loss.get("normalize") == "sequence",
@@ -171,7 +174,7 @@ def needing_whole_rows(settings: TrainSettings) -> list[str]:
 
 def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems) -> None:
     """Report errors in the combination of the loss, its reference and other settings."""
-    goal: type[Loss] = method_of("loss", settings.loss)[0].Method
+    goal: type[Loss] = class_of("loss", settings.loss)
     loss, source = settings.loss["method"], settings.reference.source
     reset = settings.reference.reset_every
     reading_all = {
@@ -193,8 +196,7 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
             problems.add(
                 f"train.loss {loss} compares the policy with the initial one, but {reason}"
             )
-    shapes = [spec["method"] for spec in settings.shape]
-    masking = [f"train.shape {name}" for name in shapes if shape_of(name).masks]
+    masking = [f"train.shape {name}" for name in shapes_with(settings, "masks")]
     masking += ["train.correction.m2po"] * (settings.correction.m2po is not None)
     if goal.reads_reference and masking:
         problems.add(
@@ -228,10 +230,9 @@ def check_loss(settings: TrainSettings, skipping: list[str], problems: Problems)
         )
 
 
-def shape_of(name: str) -> type[Shape]:
-    """Return the class of the method `name` of `train.shape`."""
-    found: type[Shape] = method_of("shape", {"method": name})[0].Method
-    return found
+def shapes_with(settings: TrainSettings, flag: str) -> list[str]:
+    """Return the names of the methods in `train.shape` whose class sets `flag`."""
+    return [spec["method"] for spec in settings.shape if getattr(class_of("shape", spec), flag)]
 
 
 def load_slots(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tasks.models.packing import Ints, Segments, gather
+from tasks.models.packing import Ints, Segments, causal_bias, gather
 from tasks.models.transfer import to_device
 
 # one layer's keys and values
@@ -127,9 +127,6 @@ class KVCache:
         dtype share it for a step."""
         if (window, dtype) not in self.biases:
             key = torch.arange(self.span, device=self.positions.device)
-            query = self.positions[:, None]
-            hidden = (key > query) if window is None else (key > query) | (key <= query - window)
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            bias.masked_fill_(hidden, torch.finfo(dtype).min)
+            bias = causal_bias(self.positions[:, None], key, window, dtype)
             self.biases[window, dtype] = bias[:, None, None]
         return self.biases[window, dtype]

@@ -18,7 +18,8 @@ from tasks.train.data.columns import Floats, Ints
 from tasks.train.data.plan import Plan
 from tasks.train.data.prompts import GroupRequest
 from tasks.train.data.rollouts import Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.methods.control import plan as follow
+from tasks.train.slots import SoFar
 
 EASY_SHARE = 1 / 3  # share of all-correct groups in the target rate of dead groups
 
@@ -54,7 +55,7 @@ class State:
     skipped: int = 0
 
 
-class Method(Control):
+class Method(follow.Method):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan = settings, plan
         streaks = np.zeros(plan.num_prompts, dtype=np.int64)
@@ -134,9 +135,6 @@ class Method(Control):
         """Return the probability `p` moved one step down or up, within its limits."""
         step = -self.settings.step if is_high else self.settings.step
         return float(np.clip(p + step, self.settings.p_min, self.settings.p_max))
-
-    def progress(self) -> float:
-        return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
         """Return the share of visits skipped so far, and the two probabilities."""

@@ -21,7 +21,8 @@ from tasks.train.data.columns import Bools, Floats, Ints
 from tasks.train.data.plan import Plan
 from tasks.train.data.prompts import GroupRequest
 from tasks.train.data.rollouts import Rollouts
-from tasks.train.slots import Control, SoFar
+from tasks.train.methods.control import plan as follow
+from tasks.train.slots import SoFar
 
 MEDIAN_WINDOW = 1024  # rollouts in the running median of lengths
 
@@ -63,7 +64,7 @@ class State:
     last_rate: float = 0.0
 
 
-class Method(Control):
+class Method(follow.Method):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan = settings, plan
         self.sizes = np.array(sorted(settings.group_sizes), dtype=np.int64)
@@ -111,9 +112,6 @@ class Method(Control):
         state.last_rate = float(straggles_Q.mean())
         price = state.multiplier + settings.step * (state.last_rate - settings.budget)
         state.multiplier = float(np.clip(price, 0.0, settings.max_multiplier))
-
-    def progress(self) -> float:
-        return self.plan.share_before(self.state.position)
 
     def describe(self) -> dict[str, float]:
         """Return the step's group size, its straggler rate, and the multiplier of the risk."""
