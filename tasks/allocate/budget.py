@@ -136,12 +136,6 @@ def reference_forwards(architecture: Architecture, train: TrainSettings) -> floa
     return reference_parameters(train, own) / own
 
 
-def scoring_forwards(train: TrainSettings, plan: Planned) -> float:
-    """Return the policy's forward passes per rollout before updates, with an upper bound for stored
-    rollouts that may join a group."""
-    return num_scorings(train) + num_stored(train) / plan.group_size
-
-
 def rollout_cost(
     account: str, architecture: Architecture, plan: Planned, train: TrainSettings
 ) -> float:
@@ -152,7 +146,7 @@ def rollout_cost(
     is_all = account == "charged" or reference > 0.0 or has_bonus(train)
     updated = plan.kept if is_all else plan.mixed
     num_passes: float = updated * (3.0 * updates.epochs + reference)
-    num_passes += scoring_forwards(train, plan)
+    num_passes += num_scorings(train) + num_stored(train) / plan.group_size
     size = max(round(plan.group_size), 1)
     rows = group(size, plan.prompt, plan.completion)
     generated = generation_cost(account, architecture, rows)

@@ -11,7 +11,7 @@ from typing import Any
 from tasks.common import registry
 from tasks.common.params import parse
 from tasks.models.folder import num_parameters
-from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
+from tasks.train.settings import SLOTS, Entropy, Spec, TrainSettings, with_method
 
 METHODS = Path(__file__).parent / "methods"
 
@@ -21,13 +21,10 @@ def read_train(train: Mapping[str, Any]) -> TrainSettings:
     Raise ParamsError if it is invalid; settings of methods are not checked."""
     settings = parse(train, TrainSettings, "train")
     given = {slot: with_method(slot, getattr(settings, slot)) for slot in SLOTS}
-    slots: Spec = {slot: completed(slot, spec) for slot, spec in given.items()}
+    slots: Spec = {
+        slot: {**registry.defaults(file_of(slot, spec)), **spec} for slot, spec in given.items()
+    }
     return replace(settings, **slots)
-
-
-def completed(slot: str, spec: Spec) -> Spec:
-    """Return a slot's mapping with the constant defaults of its method."""
-    return {**registry.defaults(file_of(slot, spec)), **spec}
 
 
 def declared(slot: str, spec: Spec, name: str) -> Any:
@@ -63,8 +60,7 @@ def reference_parameters(train: TrainSettings, own: int) -> int:
 
 def has_bonus(train: TrainSettings) -> bool:
     """Return whether the loss has a bonus for the policy's entropy."""
-    entropy = train.loss.get("entropy") or {}
-    return entropy.get("coefficient", 0.0) > 0.0 or entropy.get("target") is not None
+    return parse(train.loss.get("entropy") or {}, Entropy, "train.loss.entropy").is_on
 
 
 def num_scorings(train: TrainSettings, *, has_features: bool = False) -> int:

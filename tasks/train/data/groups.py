@@ -16,15 +16,21 @@ def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:
     return np.bincount(group_B, values_B) / np.maximum(size_Q, 1), size_Q
 
 
+def extremes(values_B: Floats, group_B: Ints, num_groups: int) -> tuple[Floats, Floats]:
+    """Return [Q] the least and [Q] the largest value of each group; infinite without rows."""
+    least_Q, most_Q = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+    np.minimum.at(least_Q, group_B, values_B)
+    np.maximum.at(most_Q, group_B, values_B)
+    return least_Q, most_Q
+
+
 def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
     """Return [Q] whether a group has two different rewards.
 
     Rewards that differ only by rounding are equal: a composite of 0.1 and 0.2 is not exactly 0.3.
     The tolerance is relative, so that small rewards may differ.
     """
-    low, high = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
-    np.minimum.at(low, group_B, rewards_B)
-    np.maximum.at(high, group_B, rewards_B)
+    low, high = extremes(rewards_B, group_B, num_groups)
     has_rows = high >= low
     scale = np.maximum(np.abs(low), np.abs(high), out=np.zeros(num_groups), where=has_rows)
     spread = np.subtract(high, low, out=np.zeros(num_groups), where=has_rows)

@@ -22,7 +22,7 @@ import numpy as np
 
 from tasks.common.params import ParamsError, settings
 from tasks.train.data.columns import Floats
-from tasks.train.data.groups import mixed_groups
+from tasks.train.data.groups import extremes, mixed_groups
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.advantage import rloo
 from tasks.train.slots import Advantage
@@ -55,9 +55,7 @@ class Method(Advantage):
     def __call__(self, rollouts: Rollouts) -> Floats:
         rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
         num_groups = len(rollouts.prompt_rows_Q)
-        low_Q, high_Q = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
-        np.minimum.at(low_Q, group_B, rewards_B)
-        np.maximum.at(high_Q, group_B, rewards_B)
+        low_Q, high_Q = extremes(rewards_B, group_B, num_groups)
         is_high_B = rewards_B > (low_Q[group_B] + high_Q[group_B]) / 2.0
         size_Q = np.maximum(np.bincount(group_B, minlength=num_groups), 1)
         share_Q = np.bincount(group_B, is_high_B, minlength=num_groups) / size_Q

@@ -67,9 +67,8 @@ class Method(PoolControl):
         rows, state, memory = rollouts.prompt_rows_Q, self.state, self.settings.memory
         rest = state.seen > 0
         rest[rows[size_Q > 0]] = False
-        state.counts[rest], state.beliefs[rest] = unseen(
-            state.counts[rest], state.beliefs[rest], memory
-        )
+        state.beliefs[rest] = predict(state.counts[rest], state.beliefs[rest])
+        state.counts[rest] = forget(state.counts[rest], memory)
         for row, shown in zip(rows[size_Q > 0], shown_Q[size_Q > 0], strict=True):
             state.counts[row], state.beliefs[row] = seen(
                 state.counts[row], state.beliefs[row], int(shown), memory
@@ -99,11 +98,6 @@ def seen(counts: Floats, belief: Floats, shown: int, memory: float) -> tuple[Flo
     joint = np.zeros((3, 3))
     joint[shown] = transitions(counts)[shown] * belief
     return forget(counts, memory) + joint / joint.sum(), np.eye(3)[shown]
-
-
-def unseen(counts: Floats, beliefs: Floats, memory: float) -> tuple[Floats, Floats]:
-    """Return updated counts [P, 3, 3] and beliefs [P, 3] of prompts that a step did not sample."""
-    return forget(counts, memory), predict(counts, beliefs)
 
 
 def forget(counts: Floats, memory: float) -> Floats:

@@ -145,7 +145,8 @@ class Method(Generate):
         for one in conversations:
             if one.finish_reason != "stop":
                 continue
-            turn = one.token_ids[last_turn(one.is_action) :]
+            others = [place for place, is_own in enumerate(one.is_action) if not is_own]
+            turn = one.token_ids[others[-1] + 1 if others else 0 :]  # the policy's last
             (text,) = decode([turn], [one.finish_reason], requested.tokenizer)
             reply = one.episode.reply(text)
             if not reply:
@@ -159,8 +160,3 @@ class Method(Generate):
             one.answer(token_ids)
             continuing.append(one)
         return continuing
-
-
-def last_turn(is_action: list[bool]) -> int:
-    """Return the index of the first token of the last turn, which is the policy's."""
-    return next((n + 1 for n in reversed(range(len(is_action))) if not is_action[n]), 0)

@@ -7,6 +7,7 @@ import numpy as np
 
 from tasks.common.params import above_zero, settings
 from tasks.train.data.columns import Floats
+from tasks.train.data.groups import extremes
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Shape
 
@@ -27,10 +28,7 @@ class Method(Shape):
         own_N = rollouts.owner_N()[rollouts.trained_N()]
         length_B = np.bincount(own_N, minlength=len(rollouts.group_B)).astype(np.float64)
         group_B, num_groups = rollouts.group_B, len(rollouts.prompt_rows_Q)
-        least_Q, most_Q = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
-        np.minimum.at(least_Q, group_B, length_B)
-        np.maximum.at(most_Q, group_B, length_B)
-        least_B, most_B = least_Q[group_B], most_Q[group_B]
+        least_B, most_B = (ends_Q[group_B] for ends_Q in extremes(length_B, group_B, num_groups))
         share_B = (length_B - least_B) / np.where(most_B > least_B, most_B - least_B, 1.0)
         x_B = np.where(most_B > least_B, 0.5 - share_B, 0.0)
         gain_B = np.where(rollouts.is_correct_B(), x_B, np.minimum(x_B, 0.0))
