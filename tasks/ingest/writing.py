@@ -87,7 +87,7 @@ def write_contamination(path: Path, spool: Spool, index: pl.DataFrame, pairs: pl
             pl.col("prompt_id").alias("eval_prompt_id"),
             pl.col("source_other").alias("eval_source"),
             pl.col("line_other").alias("eval_line"),
-            pl.col("asked_other").alias("eval_prompt"),
+            pl.col("question_other").alias("eval_prompt"),
         )
 
     CONTAMINATION.write_parts(path, map(with_texts, pairs.iter_slices(50_000)))
