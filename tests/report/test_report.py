@@ -68,8 +68,6 @@ def test_recipes_are_compared_in_every_account(found: Results) -> None:
     costs = html.partition("Where the compute went")[2]
     named = re.findall(r"</td><td>((?:charged|executed)\w*)</td>", costs)
     assert named == [*ACCOUNTS, "charged_paper"] * 4
-    charts = data_of(html)["charts"]
-    assert [one["name"] for one in charts["parts"]["variants"]] == [*ACCOUNTS]
     assert all(f"{account} compute, GFLOPs" in html for account in ACCOUNTS)
 
 
@@ -155,15 +153,10 @@ def test_the_page_has_model_data_and_budget_and_starts_on_its_account(layout: La
 
 def test_test_accuracy_is_drawn_with_its_interval(found: Results) -> None:
     """Of two seeds the interval is from the lowest to the highest end: 46 % to 58 % for grpo."""
-    one, *others = data_of(page(found, NO_ROLLOUTS))["charts"]["tested"]["variants"]
+    (one,) = data_of(page(found, NO_ROLLOUTS))["charts"]["tested"]["variants"]
     drawn = {trace["name"]: trace for trace in one["data"]}
     assert list(drawn) == ["sgpo", "grpo", "initial"]
     assert [trace["x"][0] for trace in drawn.values()] == pytest.approx([0.53, 0.52, 0.40])
-    assert [len(other["data"]) for other in others] == [
-        1,
-        1,
-        2,
-    ]  # over grpo, sgpo/1 and the initial
     for name, half in (("initial", 0.04), ("grpo", 0.06)):
         error = drawn[name]["error_x"]
         assert error["array"] + error["arrayminus"] == pytest.approx([half, half])

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
 import polars as pl
 
-from tasks.report.curves import AXES, COMPARED, axis_unit, axis_words, unit
+from tasks.report.curves import AXES, axis_unit, axis_words
 from tasks.report.drift import Drift, passes_of
-from tasks.report.results import Results, name_of
+from tasks.report.results import Results
 from tasks.report.views.charts import (
     Chart,
     Trace,
@@ -24,14 +23,13 @@ from tasks.report.views.charts import (
     variant,
 )
 
-# the parts of the bill by name, and the strength of their colour
+# the parts of the bill by name
 PART_WORDS = {
     "profile": "profiling",
     "generate": "generating",
     "score": "scoring",
     "update": "updating",
 }
-PART_SHARE = {"profile": 1.0, "generate": 0.72, "score": 0.55, "update": 0.38}
 # values shown over the steps: the column in `steps_binned`, the axis, whether it is a share
 STEP_SERIES = {
     "rollouts with an advantage": ("alive", "share of rollouts with a nonzero advantage", True),
@@ -45,8 +43,6 @@ HEIGHT = 300  # pixels of the charts on the first screen
 NUM_BINS = 24  # bins of steps
 MAX_PASSES = 5  # maximum number of passes in a calibration figure
 DOT_SHARE = 0.55  # share of the line's colour, for single validations
-# the differences to draw, by what a recipe is compared with
-COMPARISONS = ("reference", "champion", "initial")
 
 
 def legend(colours: Mapping[str, int]) -> str:
@@ -180,64 +176,21 @@ def column(one: Drift, key: str) -> list[float]:
     return [row[key] for row in one["bins"]]
 
 
-def compute_parts(results: Results) -> Chart:
-    """Return a chart of each run's FLOPs by part of the bill, a variant per account."""
-    rows = results.rows
-    variants = {}
-    for account in COMPARED:
-        size, unit_name = unit(max(row[f"flops_{account}"]["total"] for row in rows))
-        traces = []
-        for recipe, index in results.colours.items():
-            mine = [row for row in rows if row["recipe"] == recipe]
-            ys = [escape(name_of(row)) for row in mine]
-            for part, share in PART_SHARE.items():
-                xs = [row[f"flops_{account}"][part] / size for row in mine]
-                hue = colour(index, share)
-                hover = f"%{{y}}: {PART_WORDS[part]} %{{x:.4~g}} {unit_name}"
-                traces.append(bars(part, xs, ys, hue, hover, group=recipe, orientation="h"))
-        layout = {"barmode": "stack", **rows_layout([name_of(row) for row in rows])}
-        variants[account] = variant(traces, axis_words(account, unit_name), "", **layout)
-    return chart("compute by what it was spent on", variants)
-
-
 def tested(results: Results) -> Chart:
-    """Return a chart of test pass@1 with its interval, of the recipes and the initial policy, and
-    of the recipes' paired differences in percentage points."""
+    """Return a chart of test pass@1 with its interval, of the recipes and the initial policy."""
     found, colours = results.tested, results.colours
     names = sorted(found, key=lambda name: -found[name]["mean"])
     layout = rows_layout(names)
-    layout |= {"height": max(HEIGHT, layout["height"]), "xaxis_zeroline": True}
-    traces = [interval(name, colours.get(name), found[name], 1.0, ".1%") for name in names]
-    words = "test pass@1, 95 % interval"
-    variants = {"pass@1": variant(traces, words, "", percent="x", **layout)}
-    for other in COMPARISONS:
-        if traces := over(results, other):
-            words = f"points of pass@1 over the {other}, 95 % interval"
-            variants[f"over the {other}"] = variant(traces, words, "", **layout)
-    return chart("test pass@1 and its paired differences, with 95 % intervals", variants)
+    layout |= {"height": max(HEIGHT, layout["height"])}
+    traces = [interval(name, colours.get(name), found[name]) for name in names]
+    one = variant(traces, "test pass@1, 95 % interval", "", percent="x", **layout)
+    return chart("test pass@1, with 95 % intervals", {"pass@1": one})
 
 
-def over(results: Results, other: str) -> list[Trace]:
-    """Return each recipe's paired difference from `other`, if it was compared with it."""
-    recipes = {name: results.summary["recipes"][name] for name in results.colours}
-    return [
-        interval(name, results.colours[name], found, 100.0, "+.1f", " points")
-        for name, recipe in recipes.items()
-        if (found := recipe["differences"][other]) is not None
-    ]
-
-
-def interval(
-    name: str,
-    index: int | None,
-    estimate: Mapping[str, Any],
-    size: float,
-    form: str,
-    unit: str = "",
-) -> Trace:
+def interval(name: str, index: int | None, estimate: Mapping[str, float]) -> Trace:
     """Return a dot with its interval in the row `name`, which is a recipe if it has an index."""
-    mean, low, high = (size * estimate[key] for key in ("mean", "low", "high"))
-    hover = f"%{{x:{form}}}{unit} ({low:{form}} to {high:{form}})"
+    mean, low, high = (estimate[key] for key in ("mean", "low", "high"))
+    hover = f"%{{x:.1%}} ({low:.1%} to {high:.1%})"
     group = "" if index is None else name
     trace = dots(name, index, [mean], [escape(name)], hover, group=group)
     arrays = {"symmetric": False, "array": [high - mean], "arrayminus": [mean - low]}

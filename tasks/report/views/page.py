@@ -37,7 +37,6 @@ def page(results: Results, rollouts: Mapping[str, Any]) -> str:
         "tested": figures.tested(results),
         "steps": figures.over_steps(results),
         "transitions": prompts.transitions(results),
-        "parts": figures.compute_parts(results),
         "classes": prompts.tokens_by_class(results),
         "histograms": prompts.histograms(results),
         "calibrations": figures.calibrations(results),

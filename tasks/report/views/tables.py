@@ -159,12 +159,12 @@ def leader_cells(row: Row, size: float) -> tuple[str, ...]:
     )
 
 
-def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: int = 0) -> str:
-    """Return an HTML table. The first `raw` columns contain HTML; all other cells are escaped."""
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an HTML table. The first column contains HTML; all other cells are escaped."""
     head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
     body = ""
     for row in rows:
-        cells = [cell if i < raw else escape(cell) for i, cell in enumerate(row)]
+        cells = [row[0], *map(escape, row[1:])]
         body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
@@ -205,13 +205,13 @@ def leaderboard_table(results: Results) -> str:
     headers += ["seconds", "tokens/s"]
     notes = [unit_words(unit_name), *other_generation(rows)]
     paragraphs = "".join(f'<p class="note">{escape(note)}.</p>' for note in notes)
-    return html_table(headers, body, raw=1) + paragraphs
+    return html_table(headers, body) + paragraphs
 
 
 def captioned_table(results: Results, table: Captioned) -> str:
     words, (headers, *body) = table
     marked = [[mark(results, recipe), *rest] for recipe, *rest in body]
-    return f"<p>{escape(words)}</p>" + html_table(headers, marked, raw=1)
+    return f"<p>{escape(words)}</p>" + html_table(headers, marked)
 
 
 def seeds_table(results: Results) -> str:
@@ -232,7 +232,7 @@ def seeds_table(results: Results) -> str:
     ]
     headers = ["recipe", "seeds", "pass@1", "greedy", "validation", *COMPARED]
     caption = "<h3>Over the seeds</h3><p>Mean, and in brackets the lowest and the highest seed.</p>"
-    return caption + html_table(headers, body, raw=1)
+    return caption + html_table(headers, body)
 
 
 def share(value: float | None) -> str:
@@ -260,7 +260,6 @@ def bills_table(results: Results) -> str:
     return html_table(
         ["recipe/seed", "account", *PART_WORDS.values(), "total", "validation, outside"],
         body,
-        raw=1,
     )
 
 
@@ -277,7 +276,7 @@ def decisions_table(results: Results) -> str:
         for decision, size, reason, count in counts.iter_rows():
             number = f"{count:,} ({count / len(run.decisions):.0%})"
             body.append([mark(results, run.recipe), decision, str(size), number, reason])
-    return html_table(["recipe", "decision", "group size", "prompts", "reason"], body, raw=1)
+    return html_table(["recipe", "decision", "group size", "prompts", "reason"], body)
 
 
 def plans_table(results: Results) -> str:
@@ -306,7 +305,7 @@ def plans_table(results: Results) -> str:
         "mean group size",
         "visits by group size",
     ]
-    return html_table(headers, body, raw=1)
+    return html_table(headers, body)
 
 
 def forecast_table(results: Results) -> str:
@@ -323,7 +322,7 @@ def forecast_table(results: Results) -> str:
             f"{length:.1f} → {row['tokens'] / max(row['rollouts'], 1):.1f}",
         ]
         body.append([mark(results, run.name), *cells])
-    return html_table(["recipe/seed", "mixed groups", "tokens per rollout"], body, raw=1)
+    return html_table(["recipe/seed", "mixed groups", "tokens per rollout"], body)
 
 
 def drift_table(results: Results) -> str:
@@ -349,7 +348,7 @@ def drift_table(results: Results) -> str:
         "gap",
         "gap by chance",
     ]
-    return html_table([*headers, "mixed: forecast → found"], body, raw=1)
+    return html_table([*headers, "mixed: forecast → found"], body)
 
 
 def points(value: float, sign: str = "") -> str:
