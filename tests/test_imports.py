@@ -149,7 +149,7 @@ def loaded_by_name(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_names_that_the_flows_load_exist() -> None:
     found = {each for path in ROOT.glob("flows/**/*.py") for each in loaded_by_name(path)}
-    assert ("flows.doctor.forecast", "forecast") in found
+    assert ("tasks.code.effective", "complete") in found
     assert [(m, n) for m, n in found if not hasattr(importlib.import_module(m), n)] == []
 
 

@@ -238,7 +238,7 @@ def passes_of(train: Values, prompts: pl.DataFrame, parameters: int) -> Passes:
     """Return the passes that the methods in a recipe's section `train` require, for a policy with
     `parameters`. A method that reads the profile gets an empty one."""
     settings = needs.read_train(train)
-    nothing = Profile(SAMPLES.frame([]), Prompts(prompts, encode=list))
+    nothing = Profile(SAMPLES.frame([]), Prompts(prompts, encode=lambda _: []))
     specs = [(slot, train[slot]) for slot in ("select", "advantage")]
     specs += [("shape", spec) for spec in train.get("shape", [])]
     methods = [load_method(*spec, prompts=prompts, profile=nothing) for spec in specs]

@@ -33,7 +33,7 @@ def bought(
     the test prompts resolve. `price` is per GPU-hour. Raise ParamsError if there are `refusals`."""
     from flows.doctor import forecast  # takes two seconds
 
-    if refused := refusals(values, layout, recipes):
+    if refused := forecast.refusals(values, layout, recipes, certain=False):
         raise ParamsError("\n".join(refused))
     rows, notes = [], []
     for recipe, fits in forecast.fits(values, layout, recipes).items():
@@ -63,13 +63,6 @@ def bought(
         importlib.import_module("tasks.allocate.budget").resolution(values, layout),
     ]
     return "\n".join(filter(None, parts))
-
-
-def refusals(values: Mapping[str, Any], layout: Layout, recipes: Sequence[str]) -> list[str]:
-    """Return a message for each recipe whose profile is expected to use up the budget."""
-    from flows.doctor import forecast
-
-    return list(forecast.refusals(values, layout, recipes, certain=False))
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:

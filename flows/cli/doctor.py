@@ -18,6 +18,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the faults and return 1; without faults, print what the budget buys and return 0."""
+    from flows.doctor.forecast import refusals  # takes two seconds
+
     root = roots.existing(options.data)
     health = findings(root)
     for remark in health.remarks:
@@ -25,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if not health.errors:
         values = root.values
         recipes = values["experiment"]["recipes"]
-        health.errors.extend(costs.refusals(values, root.layout, recipes))
+        health.errors.extend(refusals(values, root.layout, recipes, certain=False))
     if health.errors:
         print(listed(health.errors))
         return 1

@@ -18,9 +18,7 @@ def add_root(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cell(parser: argparse.ArgumentParser, help: str, nargs: str | None = None) -> None:
-    """Add RECIPE, `--seed` and `--data`, for subcommands that read a trained policy."""
-    parser.add_argument("recipe", metavar="RECIPE", nargs=nargs, help=help)
+def add_cell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="default: the experiment's first")
     add_root(parser)
 

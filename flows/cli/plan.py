@@ -187,8 +187,9 @@ def table(
     costs_of, source = forecast.forecast(values, root.layout, places)
     rows = [row(stage, cost, causes[stage]) for stage, cost in zip(stages, costs_of, strict=True)]
     lines = []
-    if all(cost is not None for cost in costs_of):
-        total = sum(costs_of, forecast.Cost())
+    known = [cost for cost in costs_of if cost is not None]
+    if len(known) == len(stages):
+        total = sum(known, forecast.Cost())
         rows.append(row("all", total, ""))
         if total.gpu_hours.high:
             lines.append(f"GPU time {costs.interval(total.gpu_hours)}")

@@ -24,9 +24,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="RECIPE|FILE", nargs="+", help=what, type=recipe_or_file)
     places = "hf://, s3://, a folder, or URI"
     parser.add_argument("destination", metavar="DESTINATION", help=places, type=flags.location)
-    parser.add_argument("--seed", type=int, help="default: the experiment's first")
     parser.add_argument("--overwrite", action="store_true", help="replace the policy there")
-    flags.add_root(parser)
+    flags.add_cell(parser)
 
 
 def recipe_or_file(text: str) -> str:

@@ -14,7 +14,8 @@ from tasks.common import params
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    flags.add_cell(parser, "an evaluated recipe", nargs="?")
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="an evaluated recipe")
+    flags.add_cell(parser)
     for part, split in (("profile", "train"), ("baseline", "test")):
         text = f"instead of a recipe: the {part}, on {split} prompts"
         parser.add_argument(f"--{part}", dest="part", action="store_const", const=part, help=text)

@@ -6,8 +6,6 @@ first rows of a source are read."""
 import itertools
 import os
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Any
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from flows.serve import server
 from tasks.common import recipes
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, require_writable
@@ -44,7 +43,6 @@ from tasks.train import needs
 Values = Mapping[str, Any]
 GIB = 2**30
 NUM_ROWS = 20  # rows read per source
-TRACKING_SECONDS = 3.0
 FLOAT32 = 4  # bytes
 TRAINING_STATE = 3  # weights and AdamW's two moments
 
@@ -255,14 +253,9 @@ def silent_tracking(values: Values) -> list[str]:
     uri = values["tracking"]["uri"] or ""
     if not uri.startswith(("http://", "https://")):
         return []
-    try:
-        health = f"{uri.rstrip('/')}/health"
-        urllib.request.urlopen(health, timeout=TRACKING_SECONDS).close()  # nosec B310  # http, above
-    except urllib.error.HTTPError as error:
-        return [f"tracking.uri: the server responds with {error.code}; records will wait in files"]
-    except (OSError, ValueError) as error:
-        return [f"tracking.uri: the server does not respond ({error}); records will wait in files"]
-    return []
+    status = server.status(uri, "health")
+    what = "does not respond" if status is None else f"responds with {status}"
+    return [f"tracking.uri: the server {what}; records will wait in files"] * (status != 200)
 
 
 def describe_model(values: Values, layout: Layout) -> Model | None:

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SelectionError(ValueError):
-    """Raised if a requested recipe, seed, stage or starting policy is not available."""
+    """Raised if a requested recipe, seed or stage is not available."""
 
 
 def sorter(needs: Needs) -> TopologicalSorter[str]:

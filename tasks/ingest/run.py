@@ -94,11 +94,9 @@ def may_share_text(source: Source) -> bool:
     return source.question is None and not hasattr(load(source.preset), "read")
 
 
-def compare_without_shared_text(
-    spool: Spool, shared_texts: dict[tuple[int, str], SharedText]
-) -> None:
+def compare_without_shared_text(spool: Spool, texts: dict[tuple[int, str], SharedText]) -> None:
     """In the texts that are compared, drop the text that the prompts of a source share."""
-    for (entry, source), shared in shared_texts.items():
+    for (entry, source), shared in texts.items():
         logger.info(
             "ingest.sources[%d] (%s): questions are compared without what its prompts share: %r "
             "before, %r after",
@@ -109,10 +107,10 @@ def compare_without_shared_text(
         )
 
     def question(entry: int, source: str, text: str) -> str:
-        shared = shared_texts.get((entry, source))
+        shared = texts.get((entry, source))
         return shared.stripped(text) if shared else text
 
-    if shared_texts:
+    if texts:
         spool.compare_by(question)
 
 

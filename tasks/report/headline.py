@@ -27,12 +27,12 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
     if recipe is None:
         return f"{start} `{reference}` reaches {reached(recipes[reference])}: nothing to compare."
     mine, other = recipes[recipe], recipes[reference]
-    difference = mine["differences"]["reference"]
-    points = 100 * difference["mean"]
-    is_one = difference["num_seeds"] == 1
-    seeds = "one seed, without training noise" if is_one else f"{difference['num_seeds']} seeds"
-    sure = f"95 % interval over {difference['over']}, {seeds}: {points_words(difference)}"
-    if is_apart(difference):
+    gap = mine["differences"]["reference"]
+    points = 100 * gap["mean"]
+    is_one = gap["num_seeds"] == 1
+    seeds = "one seed, without training noise" if is_one else f"{gap['num_seeds']} seeds"
+    sure = f"95 % interval over {gap['over']}, {seeds}: {points_words(gap)}"
+    if is_apart(gap):
         word, less = "more" if points > 0 else "fewer", ""
         if (times := compute_ratio(summary)) is not None:
             what = "rollouts" if budget_account(budget) == "rollouts" else "compute"
@@ -47,7 +47,7 @@ def headline(summary: Mapping[str, Any], budget: Budget | None) -> str:
     return (
         f"{start} there is no significant difference: `{recipe}` reaches {reached(mine)} and "
         f"`{reference}` {reached(other)} ({points:+.1f} points, {sure}). "
-        f"{to_resolve(difference)}"
+        f"{to_resolve(gap)}"
     )
 
 
@@ -82,17 +82,15 @@ def compute_ratio(summary: Mapping[str, Any]) -> float | None:
     return float(times) if is_told and times is not None and times > 1.0 else None
 
 
-def to_resolve(difference: Mapping[str, Any]) -> str:
+def to_resolve(gap: Mapping[str, Any]) -> str:
     """Return which difference would have shown, and how many prompts, or seeds and prompts, would
     resolve one percentage point: more seeds alone leave the variance over prompts."""
-    shows = f"{100 * difference['shows']:.1f} points"
+    shows = f"{100 * gap['shows']:.1f} points"
     seen = f"A difference of {shows} would have shown with a probability of {POWER:.0%}."
-    if difference["high"] - difference["low"] <= 2 * POINT:
+    if gap["high"] - gap["low"] <= 2 * POINT:
         return seen
-    if difference["num_seeds"] == 1:
-        needed = (
-            f"About {math.ceil(difference['num_prompts'] * difference['times']):,} test prompts"
-        )
+    if gap["num_seeds"] == 1:
+        needed = f"About {math.ceil(gap['num_prompts'] * gap['times']):,} test prompts"
         return f"{seen} {needed} would resolve one point, training noise aside."
-    times = f"{difference['times']:.1f} times as many"
+    times = f"{gap['times']:.1f} times as many"
     return f"{seen} About {times} seeds on {times} test prompts would resolve one point."

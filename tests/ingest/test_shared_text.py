@@ -106,6 +106,6 @@ def test_every_source_of_an_entry_has_its_own_shared_text() -> None:
         samples.add(0, row(DAPO.format(question), source="verl/dapo"))
         samples.add(0, row(f"{question} Let's think step by step.", source="verl/gsm8k"))
         samples.add(1, row(DAPO.format(question), source="mine"))
-    found = samples.found()
+    found = samples.shared()
     assert set(found) == {(0, "verl/dapo"), (0, "verl/gsm8k")}
     assert found[0, "verl/gsm8k"] == SharedText("", "Let's think step by step.")

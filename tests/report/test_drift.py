@@ -21,7 +21,6 @@ from tasks.report.drift import (
     predicted,
     stale_words,
 )
-from tasks.report.views.figures import spaced
 from tests.report.conftest import profile_of, run_report, write_rollouts
 
 Groups = Sequence[tuple[int, str, Sequence[str]]]
@@ -218,14 +217,6 @@ def test_the_message_on_a_stale_profile(drift: float, gap: float, words: str) ->
     assert "re-size" not in stale_words("grpo/0", {"drift": drift, "gap": gap}, reads_profile=False)
 
 
-def test_at_most_five_of_many_passes_are_drawn() -> None:
-    drawn = [
-        [one["pass"] for one in spaced([{"pass": n} for n in range(count)])]
-        for count in (1, 3, 5, 9)
-    ]
-    assert drawn == [[0], [0, 1, 2], [0, 1, 2, 3, 4], [0, 2, 4, 6, 8]]
-
-
 def shown(layout: Layout) -> tuple[dict[str, Any], str]:
     """Return the drift in the summary, and the page."""
     drift = read_checked(layout.report / "summary.json")["drift"]
@@ -239,7 +230,6 @@ def test_a_fresh_profile_has_no_warning(reported: Layout) -> None:
         ("grpo/0", "grpo/1", "sgpo/0", "sgpo/1"), False
     )
     assert "the profile still describes the policy well enough" in html
-    assert html.count('"name":"unchanged policy"') == 2
 
 
 def test_a_stale_profile_is_reported_in_log_page_and_summary(layout: Layout) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tasks.grading.answers.numbers import EXACT, Tolerance
 
 KINDS = {"any", "all", "answer"}
-Expected = TypeVar("Expected")
+Right = TypeVar("Right")
 Given = TypeVar("Given")
 TOLERANCES = {"tolerance", "relative_tolerance"}
 
@@ -81,9 +81,7 @@ def checked(tolerance: Any, where: str) -> float:
 
 
 def pairs_up(
-    golds: Sequence[Expected],
-    given: Sequence[Given],
-    same: Callable[[Expected, Given], bool | None],
+    golds: Sequence[Right], given: Sequence[Given], same: Callable[[Right, Given], bool | None]
 ) -> bool:
     """Return whether golds and given values match one to one. Equality within a tolerance is not
     transitive, so a value may have to be reassigned along an augmenting path (Kuhn's bipartite

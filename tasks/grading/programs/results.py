@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 # unambiguous, to match in linear time: outputs can be long
@@ -20,12 +19,10 @@ def same_output(given: str, expected: str, tolerance: float | None) -> bool:
     """Return whether two outputs are the same line by line, ignoring white space at the ends of
     lines and empty lines at the end. With a tolerance, lines are compared word by word, and numbers
     by their values."""
-    lines = zip_longest(trimmed(given), trimmed(expected))
-    if tolerance is None:
-        return all(a == b for a, b in lines)
-    return all(
-        a is not None and b is not None and (a == b or same_words(a, b, tolerance))
-        for a, b in lines
+    lines, others = trimmed(given), trimmed(expected)
+    return len(lines) == len(others) and all(
+        a == b or (tolerance is not None and same_words(a, b, tolerance))
+        for a, b in zip(lines, others, strict=True)
     )
 
 
@@ -36,10 +33,9 @@ def trimmed(text: str) -> list[str]:
 
 def same_words(given: str, expected: str, tolerance: float) -> bool:
     """Return whether two lines have the same words, where numbers may differ by the tolerance."""
-    words = zip_longest(given.split(), expected.split())
-    return all(
-        a is not None and b is not None and (a == b or same_number(a, b, tolerance))
-        for a, b in words
+    words, others = given.split(), expected.split()
+    return len(words) == len(others) and all(
+        a == b or same_number(a, b, tolerance) for a, b in zip(words, others, strict=True)
     )
 
 

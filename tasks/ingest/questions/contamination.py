@@ -72,9 +72,8 @@ def near(
     with progress(len(train), "contamination", "prompt") as bar:
         for part in spool.ordered(train, "question"):
             for row, question in zip(part["row"], part["question"], strict=True):
-                near_rows += [
-                    (row, other, "near", overlap) for other, overlap in index.search(question)
-                ]
+                hits = index.search(question)
+                near_rows += [(row, other, "near", overlap) for other, overlap in hits]
                 bar.update()
     return pl.DataFrame(near_rows, schema=PAIRS, orient="row")
 

@@ -1,12 +1,11 @@
 """The figures of the report: the data and the axes of each. `charts` makes their parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 import polars as pl
 
 from tasks.report.curves import AXES, axis_unit, axis_words
-from tasks.report.drift import Drift, passes_of
 from tasks.report.results import Results
 from tasks.report.views.charts import (
     Chart,
@@ -41,7 +40,6 @@ STEP_SERIES = {
 }
 HEIGHT = 300  # pixels of the charts on the first screen
 NUM_BINS = 24  # bins of steps
-MAX_PASSES = 5  # maximum number of passes in a calibration figure
 DOT_SHARE = 0.55  # share of the line's colour, for single validations
 
 
@@ -118,62 +116,6 @@ def steps_binned(steps: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
         pl.when(pl.col("num_rollouts").sum() > 0).then(shares).alias("alive"),
         *finite,
     )
-
-
-def calibrations(results: Results) -> Chart:
-    """Return a chart of training success against the profiled pass rate, a variant per recipe with
-    the groups of all its seeds."""
-    variants = {}
-    for recipe, index in results.colours.items():
-        runs = results.evidence.seeds(recipe)
-        passes = passes_of(pl.concat(results.groups[run.name] for run in runs))
-        if passes:
-            variants[recipe] = calibration(passes, index)
-    return chart("success in training over the profiled pass rate, a line per pass", variants)
-
-
-def calibration(passes: Sequence[Drift], index: int) -> Variant:
-    """Return training success against the profiled pass rate: one line per pass (stronger for later
-    passes), the diagonal (dotted), and the expectation for an unchanged policy (dashed).
-
-    If there are many passes, only a few are shown. Only the last pass has an interval, because the
-    question is whether it moved from the profile."""
-    shown = spaced(passes)
-    last = shown[-1]
-    profiled = column(last, "profiled")
-    low, high = column(last, "success_low"), column(last, "success_high")
-    hover = "solved %{y:.1%}, profiled %{x:.1%}"
-    traces = [band(index, profiled, low, high, crowded=False)]
-    traces.append(grey("as profiled", "dot", [0.0, 1.0], [0.0, 1.0]))
-    traces.append(grey("unchanged policy", "dash", profiled, column(last, "expected")))
-    for number, one in enumerate(shown, start=1):
-        share = 1.0 - 0.7 * (len(shown) - number) / len(shown)
-        xs, ys = column(one, "profiled"), column(one, "success")
-        trace = line(f"pass {one['pass']}", index, xs, ys, hover, share=share)
-        traces.append(trace | {"mode": "lines+markers"})
-    return variant(
-        traces,
-        "pass rate in the profile",
-        "success in training",
-        percent="xy",
-        xaxis_range=[-0.02, 1.02],
-        yaxis_range=[-0.02, 1.02],
-    )
-
-
-def grey(name: str, style: str, xs: Sequence[float], ys: Sequence[float]) -> Trace:
-    trace = line(name, 0, xs, ys, "%{y:.1%} at %{x:.1%}")
-    return trace | {"line": {"color": "@soft", "width": 1.5, "dash": style}}
-
-
-def spaced(passes: Sequence[Drift]) -> list[Drift]:
-    """Return at most MAX_PASSES evenly spaced passes, including the first and the last."""
-    count = min(len(passes), MAX_PASSES)
-    return [passes[index * (len(passes) - 1) // max(count - 1, 1)] for index in range(count)]
-
-
-def column(one: Drift, key: str) -> list[float]:
-    return [row[key] for row in one["bins"]]
 
 
 def tested(results: Results) -> Chart:

@@ -39,7 +39,6 @@ def page(results: Results, rollouts: Mapping[str, Any]) -> str:
         "transitions": prompts.transitions(results),
         "classes": prompts.tokens_by_class(results),
         "histograms": prompts.histograms(results),
-        "calibrations": figures.calibrations(results),
         "levels": figures.by_level(results),
         "budget": budget.chances(advices, results.colours),
     }

@@ -116,13 +116,9 @@ def ratio_words(times: Mapping[str, float | None] | None) -> str:
     return f"{times['times']:.1f} ({low} to {high})"
 
 
-def difference_words(difference: Difference | None) -> str:
+def difference_words(over: Difference | None) -> str:
     """Return a difference in percentage points with its interval; a dash if there is none."""
-    return (
-        "–"
-        if difference is None
-        else f"{points(difference['mean'], '+')} ({points_words(difference)})"
-    )
+    return "–" if over is None else f"{points(over['mean'], '+')} ({points_words(over)})"
 
 
 def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:

@@ -43,20 +43,17 @@ def run(
 def stat(folders: list[RolloutStore]) -> None:
     """Print a summary of each folder."""
     for store in folders:
-        stats = maintenance.summarize(store)
+        sums = maintenance.summarize(store)
         print(f"\npolicy    {store.folder.rsplit('/', 2)[-2]}")
         print(f"sampling  {maintenance.describe(store)}")
         print(f"folder    {store.folder}")
         print(
-            f"rollouts  {stats.num_rollouts:,}: {stats.num_prompts:,} prompts, "
-            f"{stats.fewest} to {stats.most} samples"
+            f"rollouts  {sums.num_rollouts:,}: {sums.num_prompts:,} prompts, "
+            f"{sums.fewest} to {sums.most} samples"
         )
-        print(
-            f"shards    {stats.num_shards:,}, {maintenance.megabytes([stats.num_bytes])}",
-            end="",
-        )
-        if stats.num_damaged or stats.num_covered:
-            print(f"; for gc: {stats.num_damaged} damaged, {stats.num_covered} compacted", end="")
+        print(f"shards    {sums.num_shards:,}, {maintenance.megabytes([sums.num_bytes])}", end="")
+        if sums.num_damaged or sums.num_covered:
+            print(f"; for gc: {sums.num_damaged} damaged, {sums.num_covered} compacted", end="")
         print()
         for row in maintenance.totals(store).iter_rows(named=True):
             print(
