@@ -72,9 +72,9 @@ def test_the_page_opens_without_an_error_or_a_request(
     assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 3
     browser.run(UNFOLD)
     browser.settle()
-    assert browser.run("document.querySelectorAll('[data-chart]').length") == 10
-    assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 10
-    assert browser.run("document.querySelectorAll('.key-of:has(span)').length") == 10
+    assert browser.run("document.querySelectorAll('[data-chart]').length") == 8
+    assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 8
+    assert browser.run("document.querySelectorAll('.key-of:has(span)').length") == 8
     assert browser.problems == []
 
 
