@@ -72,7 +72,6 @@ def line(
     hover: str,
     *,
     group: str = "",
-    share: float = 1.0,
     **more: Any,
 ) -> Trace:
     """Return a trace of a curve. The page hides it together with the recipe `group`, if given."""
@@ -83,7 +82,7 @@ def line(
         "legendgroup": group,
         "x": list(xs),
         "y": list(ys),
-        "line": {"color": colour(index, share), "width": 2.4, "dash": dash(index)},
+        "line": {"color": colour(index), "width": 2.4, "dash": dash(index)},
         "hovertemplate": f"%{{fullData.name}}<br>{hover}<extra></extra>",
         **more,
     }
@@ -111,11 +110,10 @@ def band(
     low: Sequence[float],
     high: Sequence[float],
     *,
-    group: str = "",
-    crowded: bool = True,
+    group: str,
 ) -> Trace:
-    """Return a trace of the area between two curves. The page shows a `crowded` band only if there
-    are few recipes."""
+    """Return a trace of the area between two curves. The page shows bands only if there are few
+    recipes."""
     return {
         "type": "scatter",
         "mode": "none",
@@ -126,7 +124,7 @@ def band(
         "legendgroup": group,
         "hoverinfo": "skip",
         "showlegend": False,
-        "meta": {"crowded": crowded},
+        "meta": {"crowded": True},
     }
 
 
