@@ -44,6 +44,7 @@ from tasks.train.learner.ranks import (
 )
 from tasks.train.learner.reference import check_vocabulary
 from tasks.train.loading import load_slots, train_settings
+from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.buffer import RolloutBuffer
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import write_measured, write_results
@@ -238,7 +239,8 @@ def build(
     prompts, validation = (Prompts(table, encode) for table in tables.values())
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
-    budget = read_budget(budget_file(run))
+    cell = read_budget(budget_file(run))
+    budget = None if cell is None else RunBudget(cell, settings.batch.size)
     for folder in recipes.runs_of(dataclasses.asdict(settings)):
         check_vocabulary(policy, folder / "policy", "train.replay.folders: the policy")
     slots = load_slots(settings, plan, prompts.table, profile)
@@ -261,7 +263,8 @@ def build(
         sections.guards,
         # the difference that the coarser dtype of engine and trainer may cause
         max(float(getattr(gaps, dtype)) for dtype in (of_engine.dtype, settings.dtype)),
-        State(),
+        State(progress=0.0 if budget is None else budget.first_share),
+        budget,
         read_demonstrations(context, prompts, profile, tokenizer),
     )
     # fail before anything is sampled if a slot requests features that cannot be computed, or if the
@@ -322,11 +325,10 @@ def make_learner(context: RunContext, sections: Sections, engine: EngineSettings
 
 def extent_of(trainer: Trainer, plan: Plan) -> tuple[float, str]:
     """Return the length of the whole run and its unit: its budget, or the rollouts of its plan."""
-    spending = trainer.buffer.spending
-    if spending is None:
+    if trainer.budget is None:
         return plan.num_rollouts(), "rollout"
-    account = spending.budget.account
-    return spending.budget.amount, f" {'' if account in GENERATED else 'FLOPs '}{account}"
+    account = trainer.budget.cell.account
+    return trainer.budget.cell.amount, f" {'' if account in GENERATED else 'FLOPs '}{account}"
 
 
 def summarize(state: State) -> None:

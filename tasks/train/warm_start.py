@@ -136,8 +136,7 @@ def warm_start(
             checkpoints.note_work(state.work)
     with state.timed("update"):
         trainer.sync_engine()
-    if trainer.buffer.spending is not None:
-        trainer.buffer.progress = trainer.buffer.first_share
+    state.progress = trainer.first_share
     words = "warm start: %d steps on %d completions, loss %.3f -> %.3f"
     logger.info(words, len(losses), len(demonstrations.token_ids), losses[0], losses[-1])
     return True
@@ -178,7 +177,7 @@ def batch_rows(num: int, settings: WarmStart, seed: int, step: int) -> Ints:
 def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
     """Add a supervised step's cost (`executed`: FLOPs run) to the ledger and the spent budget.
     Raise TrainingError if the budget is then spent."""
-    learner, spending, rows = trainer.learner, trainer.buffer.spending, rollouts.rows()
+    learner, budget, rows = trainer.learner, trainer.budget, rollouts.rows()
     charged = learner.update_cost("charged", rows)
     trainer.state.ledger.add(
         "update",
@@ -189,10 +188,10 @@ def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
         tokens=rows.num_tokens,
         rollouts=len(rows.group_B),
     )
-    if spending is None:
+    if budget is None:
         return
-    spending.spend_before(learner.update_cost(spending.budget.account, rows))
-    if spending.spent >= spending.budget.amount:
+    budget.spend_before(learner.update_cost(budget.cell.account, rows))
+    if budget.spent >= budget.cell.amount:
         raise TrainingError(
             f"train.warm_start spends experiment.budget by step {trainer.state.num_warm_steps} and "
             "leaves nothing to train with: lower train.warm_start.steps, or raise the amount"

@@ -15,6 +15,7 @@ from tasks.common.layout import Layout
 from tasks.common.progress import progress
 from tasks.train import loading
 from tasks.train.data.prompts import GroupRequest
+from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.buffer import cut
 from tasks.train.loop.charge import costs_of
 from tasks.train.loop.reporter import Reporter
@@ -104,13 +105,13 @@ def test_the_last_groups_are_cut_to_the_remaining_budget() -> None:
 def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) -> None:
     """One budget is larger than the plan, and one is smaller."""
     layout = make_world(tmp_path / "whole", guesser, SIZES)
-    step = spend(layout, account, 1e99, max_steps=4).buffer.spent / 4
+    step = spend(layout, account, 1e99, max_steps=4).budget.spent / 4
     for number, steps in enumerate((2.5, 9.2)):
         layout = make_world(tmp_path / str(number), guesser, SIZES)
         trainer = spend(layout, account, steps * step)
         found = read_checked(layout.train("r", 0) / "flops.json")["budget"]
         assert found["spent"] == pytest.approx(steps * step, abs=0.2 * step)
-        assert trainer.buffer.progress == pytest.approx(1.0, abs=0.2 / steps)
+        assert trainer.state.progress == pytest.approx(1.0, abs=0.2 / steps)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 1, "alpha": 8.0}])
@@ -148,9 +149,9 @@ def test_the_profile_is_paid_first(guesser: Path, tmp_path: Path) -> None:
 
 def test_the_progress_line_names_both_counts_of_flops(capsys) -> None:
     """The bar counts the budget's account; the step's total is in charged FLOPs."""
-    spending = SimpleNamespace(budget=CellBudget("executed", 4e11, 0.0))
-    buffer = SimpleNamespace(spending=spending, spent=1e11)
-    trainer: Any = SimpleNamespace(buffer=buffer, state=SimpleNamespace(branch=None))
+    budget = RunBudget(CellBudget("executed", 4e11, 0.0), 8)
+    budget.spend(1e11)
+    trainer: Any = SimpleNamespace(budget=budget, state=SimpleNamespace(branch=None))
     row = dict.fromkeys(("num_rollouts", "completion_tokens_mean", "reward_mean"), 1.0)
     row |= {"step": 5, "num_mixed_groups": 2, "num_prompts": 4, "flops_charged": 4.2e11}
     trainer.state.ledger = SimpleNamespace(rollouts={"generate": 32.0})

@@ -254,4 +254,4 @@ def test_a_pass_over_stored_rollouts_by_hand(guesser: Path, tmp_path: Path) -> N
     assert np.flatnonzero(found.replayed_B).tolist() == [int(found.sizes_Q()[:2].sum()) - 1]
     architecture = trainer.run.policy.architecture
     expected = charged_flops(architecture, reference=2.0 * (len(prompt) + 1))
-    assert trainer.state.ledger.charged["score"] == batch.spent == expected
+    assert trainer.state.ledger.charged["score"] == trainer.budget.passes == expected

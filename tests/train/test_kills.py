@@ -99,4 +99,4 @@ def test_a_killed_run_with_a_budget_ends_like_an_uninterrupted_one(
     budget = CellBudget("rollouts", 100, 0.0)
     whole = check_kills(tmp_path, guesser, [4] * 12, changes, (1, 5), budget)
     assert len(whole.state.steps) > 4
-    assert whole.buffer.spent == pytest.approx(100, abs=4)
+    assert whole.budget.spent == pytest.approx(100, abs=4)

@@ -63,8 +63,8 @@ def test_a_warm_start_counts_in_the_budget(guesser: Path, tmp_path: Path) -> Non
 
     cost = spend("all", 1e99, max_steps=1).state.curve[0]["flops_charged"]
     trainer = spend("four", 4 * cost, decay_share=0.5)
-    assert trainer.buffer.first_share == pytest.approx(0.25)
-    assert trainer.buffer.spent == pytest.approx(4 * cost, rel=0.1)
+    assert trainer.first_share == pytest.approx(0.25)
+    assert trainer.budget.spent == pytest.approx(4 * cost, rel=0.1)
     # the rate decays over the second half of the rest
     rates = {row["learning_rate"] for row in trainer.state.steps[:2]}
     assert rates == {1e-3}

@@ -27,18 +27,18 @@ def is_end(trainer: Trainer) -> bool:
     state = trainer.state
     if state.branch is None or state.num_steps == state.branch_start:
         return False
-    return trainer.buffer.progress >= state.branch - ROUNDING
+    return state.progress >= state.branch - ROUNDING
 
 
 def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     """Checkpoint the trunk and begin the next branch, if it is due. Skip branches whose end the
     trunk has already reached."""
     state, settings = trainer.state, trainer.run.settings
-    done = trainer.buffer.progress + ROUNDING
+    done = state.progress + ROUNDING
     shares = settings.branches[state.branches_done :]
     if state.branch is not None or not shares or state.num_steps == settings.max_steps:
         return
-    first = trainer.buffer.first_share
+    first = trainer.first_share
     if done < first + (shares[0] - first) * (1.0 - settings.decay_share):
         return
     if done >= shares[0]:

@@ -30,11 +30,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.common.accounting.spending import CellBudget
 from tasks.train.data.columns import COLUMNS, UNFINISHED, with_values
 from tasks.train.data.prompts import GroupRequest, Prompts
 from tasks.train.data.rollouts import Rollouts, make_rollouts, merge
-from tasks.train.loop.spending import Spending
+from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.sampling.collector import Collector, Cost
 from tasks.train.settings import TrainSettings
@@ -71,9 +70,9 @@ def cut(request: GroupRequest, most: int, settings: TrainSettings) -> GroupReque
 class Batch:
     """The groups of a step, and the amount that the replay adds to them (in the batch's unit).
 
-    `progress` is the share of the run that is done after this step. With a budget, `progress` is
-    predicted, and `spent` incomplete, until the step's update. `wanted` is the target amount of the
-    control's requests, in the batch's unit. `cost` and `seconds` include sampling and judging.
+    `progress` is the share of the run that is done after this step; with a budget it is predicted
+    until the step's update. `target` is the target amount of the control's requests, in the batch's
+    unit. `cost` and `seconds` include sampling and judging.
 
     `choices` and `seeds` generate the step's random numbers for the control and for completions.
     `asked` are the indices of the groups that the control requested last, until they are sampled;
@@ -88,8 +87,7 @@ class Batch:
     pass_number: int = 0
     phase: int = 0
     progress: float = 0.0
-    wanted: int = 0
-    spent: float = 0.0
+    target: int = 0
     cost: Cost = field(default_factory=Cost)
     seconds: float = 0.0
     asked: list[int] = field(default_factory=list)
@@ -100,11 +98,10 @@ class Batch:
 
 class RolloutBuffer:
     """The requested batches that no step has taken, in the order of their steps. The first
-    `num_complete` of them are complete. `progress` is the share of the run that is done after the
-    taken batches; `unobserved` are the taken batches that the control has yet to observe. With a
-    budget (`spending`), the run ends when the budget is spent, not with the plan. One thread may
-    fill the buffer while another takes batches or saves, so both change shared state only under
-    `lock`, and sampling uses copies of the groups."""
+    `num_complete` of them are complete; `unobserved` are the taken batches that the control has yet
+    to observe. With a `budget`, the trainer's, the run ends when the budget is spent, not with the
+    plan. One thread may fill the buffer while another takes batches or saves, so both change shared
+    state only under `lock`, and sampling uses copies of the groups."""
 
     def __init__(
         self,
@@ -113,24 +110,17 @@ class RolloutBuffer:
         slots: Slots,
         collector: Collector,
         prompts: Prompts,
-        budget: CellBudget | None = None,
+        budget: RunBudget | None = None,
     ) -> None:
         self.settings, self.seed, self.slots = settings, seed, slots
-        self.spending = None if budget is None else Spending(budget, settings.batch.size)
-        self.collector, self.prompts = collector, prompts
+        self.collector, self.prompts, self.budget = collector, prompts, budget
         self.batches: list[Batch] = []
         self.unobserved: list[Batch] = []
         self.num_complete = self.num_asked = 0
-        self.progress = self.first_share
         self.sampled_seconds = 0.0
         self.began: float | None = None  # start time of the batch in flight
         self.replayed = deque[int]()  # of the batches that are requested next
         self.lock = threading.Condition()
-
-    @property
-    def first_share(self) -> float:
-        """The share of the run that is done before the first step."""
-        return 0.0 if self.spending is None else self.spending.first_share
 
     @property
     def num_early(self) -> int:
@@ -185,8 +175,6 @@ class RolloutBuffer:
             del self.batches[: len(taken)]
             self.num_complete -= len(taken)
             self.unobserved += taken
-            if taken:
-                self.progress = taken[-1].progress
             return taken
 
     def observe(self, num_steps: int) -> None:
@@ -196,13 +184,13 @@ class RolloutBuffer:
             batch = self.unobserved.pop(0)
             self.slots.control.observe(batch.fresh)
             self.slots.generate.observe(batch.fresh)
-            if self.spending is not None:
-                self.spending.observe(batch.spent, batch.wanted)
+            if self.budget is not None:
+                self.budget.observe_step()
 
     def ask(self) -> bool:
         """Request the next step's groups from the control; return False at the end of the run."""
         step, limit = self.num_asked, self.settings.max_steps
-        is_over = self.spending is not None and self.spending.is_over(self.num_ahead)
+        is_over = self.budget is not None and self.budget.is_over(self.num_ahead)
         if is_over or (limit is not None and step >= limit):
             return False
         choices = random_numbers(self.seed, step, CONTROL_STREAM)
@@ -218,12 +206,12 @@ class RolloutBuffer:
     def ask_for_more(self, batch: Batch) -> bool:
         """Request groups of a batch from the control, which gets the batch's rollouts so far;
         return False if it requests no more."""
-        control, spending, ahead = self.slots.control, self.spending, self.num_ahead
+        control, budget, ahead = self.slots.control, self.budget, self.num_ahead
         rollouts = batch.fresh if batch.num_requests else None
         so_far = SoFar(rollouts, batch.num_requests, batch.replayed)
-        if spending is not None:
-            batch.wanted = batch.wanted or spending.most(ahead)
-            so_far = replace(so_far, done=spending.done(ahead), most=batch.wanted)
+        if budget is not None:
+            batch.target = batch.target or budget.most(ahead)
+            so_far = replace(so_far, done=budget.done(ahead), most=batch.target)
         request = control.next(so_far, batch.choices)
         if request is None:
             return False
@@ -231,10 +219,10 @@ class RolloutBuffer:
             batch.pass_number, batch.phase = int(request.pass_number), int(request.phase)
         batch.num_requests += 1
         batch.progress = float(control.progress())
-        if spending is not None:
-            batch.progress = spending.progress(ahead + 1)
-            if batch.num_requests == 1 and batch.wanted < spending.size:
-                request = cut(request, batch.wanted, self.settings)
+        if budget is not None:
+            batch.progress = budget.progress(ahead + 1)
+            if batch.num_requests == 1 and batch.target < budget.size:
+                request = cut(request, batch.target, self.settings)
         self.add_groups(batch, request)
         return True
 
@@ -242,12 +230,6 @@ class RolloutBuffer:
     def num_ahead(self) -> int:
         """The number of batches that the control has yet to observe."""
         return len(self.unobserved) + len(self.batches)
-
-    @property
-    def spent(self) -> float:
-        """The spent part of the budget: the profile, a warm start, and all steps so far."""
-        assert self.spending is not None
-        return self.spending.spent + sum(batch.spent for batch in self.unobserved)
 
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
         """Add the groups of a request to a batch. Raise ValueError if the request extends a group
@@ -339,8 +321,6 @@ class RolloutBuffer:
     def numbers(self) -> dict[str, Any]:
         """Return the state except for the rollouts, as JSON for a checkpoint."""
         return {
-            "progress": self.progress,
-            "spending": None if self.spending is None else asdict(self.spending),
             "num_asked": self.num_asked,
             "num_complete": self.num_complete,
             "num_unobserved": len(self.unobserved),
@@ -350,11 +330,8 @@ class RolloutBuffer:
 
     def restore(self, numbers: Mapping[str, Any], table: pl.DataFrame) -> None:
         """Restore the state of the buffer from a checkpoint."""
-        self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
+        self.num_asked = numbers["num_asked"]
         self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
-        if self.spending is not None:
-            for name in ("spent", "before", "costs"):
-                setattr(self.spending, name, numbers["spending"][name])
         self.replayed = deque(numbers["replayed"])
         found = [
             batch_of(values, Rollouts.of(table.filter(pl.col("batch") == place).select([*COLUMNS])))

@@ -47,14 +47,13 @@ def updated_rows(trainer: Trainer, rollouts: Rollouts, updated_B: Bools) -> Rows
 def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
     """Count the step in the account of the budget, if there is one, and set `batch.progress` to the
     share of the budget that is spent after it."""
-    buffer, spending = trainer.buffer, trainer.buffer.spending
-    if spending is None:
+    budget = trainer.budget
+    if budget is None:
         return
-    account = spending.budget.account
-    costs = costs_of(trainer, batch, rollouts, account)
-    judged = 0.0 if account in GENERATED else batch.cost.judged_flops
-    batch.spent += judged + sum(costs.values())
-    buffer.progress = batch.progress = min(buffer.spent / spending.budget.amount, 1.0)
+    costs = costs_of(trainer, batch, rollouts, budget.cell.account)
+    judged = 0.0 if budget.cell.account in GENERATED else batch.cost.judged_flops
+    budget.add_step(judged + sum(costs.values()), batch.target)
+    trainer.state.progress = batch.progress = budget.share
 
 
 def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateStats) -> None:

@@ -64,9 +64,9 @@ def train(
             leave_trunk_if_due(trainer, checkpoints)
 
             # validate, before the first step and whenever the next point of the curve is due
-            if not trainer.is_measured and buffer.progress >= trainer.state.next_validation:
+            if not trainer.is_measured and state.progress >= state.next_validation:
                 sampler.wait_until_idle()
-                reporter.note(trainer.add_point(buffer.progress))
+                reporter.note(trainer.add_point(state.progress))
 
             # request, sample and grade; a kill after this does not repeat the sampling
             reporter.begin_round()
@@ -80,6 +80,7 @@ def train(
                 continue
             if not batches:
                 break
+            state.progress = batches[-1].progress
 
             # select, estimate, update and observe, while the next round is sampled
             learn_round(trainer, batches, sampler, reporter)
@@ -87,7 +88,7 @@ def train(
             is_stopped = any(ranks.all_gather(stopping()))
         sampler.wait_until_idle()
         if not is_stopped and not trainer.is_measured:
-            reporter.note(trainer.add_point(buffer.progress))
+            reporter.note(trainer.add_point(state.progress))
         save(trainer, checkpoints)
         checkpoints.wait()
     if is_stopped:

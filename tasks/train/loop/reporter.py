@@ -97,8 +97,8 @@ class Reporter:
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
         """Show the step on the progress bar, which adds rate and time left. The bar advances only
         on the trunk: by its rollouts or, with a budget, by the amount spent."""
-        state, buffer, branch = self.trainer.state, self.trainer.buffer, self.trainer.state.branch
-        done = state.ledger.rollouts["generate"] if buffer.spending is None else buffer.spent
+        state, budget, branch = self.trainer.state, self.trainer.budget, self.trainer.state.branch
+        done = state.ledger.rollouts["generate"] if budget is None else budget.spent
         if branch is None:
             self.bar.update(done - self.shown)
             self.shown = done

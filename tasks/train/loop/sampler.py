@@ -56,7 +56,7 @@ class Sampler:
         with state.timed("wait" if self.is_ahead else "generate"):
             if self.is_ahead and not (self.has_rounds and buffer.num_complete):
                 self.wait_until_filled()
-                if buffer.spending is not None and not buffer.batches:
+                if self.trainer.budget is not None and not buffer.batches:
                     # the end was predicted from costs of steps: check with their real costs
                     buffer.observe(state.num_steps)
                     self.wait_until_filled()

@@ -14,6 +14,7 @@ from tasks.common.accounting.ledger import Ledger
 PLAIN = (
     "num_steps",
     "num_warm_steps",
+    "progress",
     "next_validation",
     "branch",
     "branch_start",
@@ -31,7 +32,8 @@ class TrainingError(RuntimeError):
 class State:
     """The progress of a run, without the learner's tensors and the methods' states.
 
-    `num_warm_steps` counts the steps of the warm start. `steps` and `curve` are rows of STEPS and
+    `num_warm_steps` counts the steps of the warm start; `progress` is the share of the run that is
+    done after the steps that began. `steps` and `curve` are rows of STEPS and
     CURVE; `rollouts` are tables of TRAIN_ROLLOUTS, one per step since the last checkpoint.
     `next_validation` is the share of the run at which the curve's next point is due. `branch` is
     the share of the run at which the current decayed branch ends, None on the trunk; the branch
@@ -41,6 +43,7 @@ class State:
 
     num_steps: int = 0
     num_warm_steps: int = 0
+    progress: float = 0.0
     next_validation: float = 0.0
     branch: float | None = None
     branch_start: int = 0

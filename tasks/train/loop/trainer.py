@@ -22,13 +22,13 @@ from tasks.train.learner.correction import far_tokens
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
+from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
 from tasks.train.loop.record import describe_step, record_rollouts
-from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, State, TrainingError
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
-from tasks.train.slots import Score, Slots
+from tasks.train.slots import Slots
 
 if TYPE_CHECKING:
     from tasks.train.warm_start import Demonstrations
@@ -41,7 +41,8 @@ VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 @dataclass
 class Trainer:
-    """Parts of the loop. Only `learner`, `state`, `buffer`, `slots` and `engine_version` change."""
+    """Parts of the loop. Only `learner`, `state`, `buffer`, `budget`, `slots` and `engine_version`
+    change."""
 
     run: RunContext
     slots: Slots
@@ -53,6 +54,7 @@ class Trainer:
     guards: Guards
     max_sampler_gap: float
     state: State
+    budget: RunBudget | None = None  # without one, the run ends with its plan
     demonstrations: "Demonstrations | None" = None  # of a warm start
     engine_version: int = -1  # of the weights in the engine; -1: the weights of the policy's folder
 
@@ -61,6 +63,11 @@ class Trainer:
         time."""
         apart = {*left_out, "generate"} if self.run.settings.num_ahead else {*left_out}
         return sum(spent for part, spent in self.state.seconds.items() if part not in apart)
+
+    @property
+    def first_share(self) -> float:
+        """The share of the run that is done before the first step."""
+        return 0.0 if self.budget is None else self.budget.first_share
 
     def rng(self) -> np.random.Generator:
         """Return the random number generator for this step's update."""
@@ -110,19 +117,18 @@ class Trainer:
         """Let the replay compute missing log-probabilities of the initial policy's rollouts. After
         the first step none is missing, even after a resume."""
         with self.state.timed("score"):
-            self.slots.replay.prepare(self.scorer(self.buffer.spending))
+            self.slots.replay.prepare(self.score_stored)
+        if self.budget is not None:  # before the first step
+            self.budget.spend(self.budget.passes)
+            self.budget.passes = 0.0
 
-    def scorer(self, account: Spending | Batch | None) -> Score:
-        """Return a function that returns the policy's view of rollouts and charges it as scoring.
-        With a budget it also adds the cost of each call to `account.spent`."""
-
-        def scored(rollouts: Rollouts) -> Observed:
-            if account is not None and (spending := self.buffer.spending) is not None:
-                architecture, name = self.run.policy.architecture, spending.budget.account
-                account.spent += pass_cost(name, architecture, rollouts.rows())
-            return self.score(rollouts, Features())
-
-        return scored
+    def score_stored(self, rollouts: Rollouts) -> Observed:
+        """Return the policy's view of stored rollouts, and charge it as scoring and to the budget's
+        next step."""
+        if (budget := self.budget) is not None:
+            architecture = self.run.policy.architecture
+            budget.passes += pass_cost(budget.cell.account, architecture, rollouts.rows())
+        return self.score(rollouts, Features())
 
     def joined(self, batch: Batch) -> Rollouts:
         """Return the fresh rollouts of a batch, and the stored ones that join its groups. A pass
@@ -130,7 +136,7 @@ class Trainer:
         fresh, numbers = batch.fresh, np.array(batch.joined)
         if not len(numbers):
             return fresh
-        stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], self.scorer(batch))
+        stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], self.score_stored)
         joining = stored.with_columns(group=numbers[stored.group_B])
         table = pl.concat([fresh.table, joining.table], rechunk=True)
         return Rollouts(table.sort("group", maintain_order=True), fresh.prompt_rows_Q)
@@ -265,7 +271,7 @@ class Trainer:
         """Return the learning rate of this step, after which a share `progress` of the run is done.
         On a branch, the schedule ends at the branch's share of the run. It does not include the
         part of a budget that was spent before the first step."""
-        first, last = self.buffer.first_share, self.state.branch or 1.0
+        first, last = self.first_share, self.state.branch or 1.0
         trained = min((progress - first) / (last - first), 1.0)
         return learning_rate(self.run.settings, self.state.num_steps, trained)
 
