@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from tasks.common import recipes, stage
@@ -29,9 +30,11 @@ from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy,
 from tasks.models.prompts import encode_prompts
 from tasks.train.checkpoint import results
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.data.demonstrations import read_demonstrations
 from tasks.train.data.plan import Plan, read_plan
 from tasks.train.data.profile import Profile
 from tasks.train.data.prompts import Prompts
+from tasks.train.data.rollouts import Features
 from tasks.train.learner.learner import Learner, memory_of, sharding_of
 from tasks.train.learner.lora import add_adapters, load_adapted, quantize_base
 from tasks.train.learner.ranks import (
@@ -44,15 +47,16 @@ from tasks.train.learner.ranks import (
 )
 from tasks.train.learner.reference import check_vocabulary
 from tasks.train.loading import load_slots, train_settings
+from tasks.train.loop.ahead.weights import BusyEngineWeights, SwappedWeights
 from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.buffer import RolloutBuffer
+from tasks.train.loop.engine_weights import EngineWeights
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import write_measured, write_results
 from tasks.train.loop.state import State, TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.sampling.collector import MIN_JUDGED, Collector, RunContext
 from tasks.train.settings import Sections, TrainSettings
-from tasks.train.warm_start import read_demonstrations
 
 logger = logging.getLogger(__name__)
 
@@ -223,11 +227,7 @@ def build(
     """Return the trainer before its first step, and its plan."""
     policy, settings, files = context.policy, context.settings, input_files(run)
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
-    if tables["validation"].is_empty():
-        raise ArtifactError(
-            f"{files['validation']} has no prompts, but train measures its curve on them: set "
-            "ingest.splits.validation to at least 1"
-        )
+    check_validation(tables["validation"], files["validation"])
     is_ahead = settings.num_ahead > 0  # then the engine is never idle during an update
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
     learner = make_learner(context, sections, of_engine)
@@ -251,7 +251,10 @@ def build(
         engine = load_engine(of_engine, policy, None)
     beside = dataclasses.replace(context, ranks=context.ranks.beside()) if is_ahead else context
     collector = Collector(beside, engine, slots.generate, tokenizer, grader)
+    state = State(progress=0.0 if budget is None else budget.first_share)
     gaps = sections.guards.max_sampler_gap
+    # the difference that the coarser dtype of engine and trainer may cause
+    max_gap = max(float(getattr(gaps, dtype)) for dtype in (of_engine.dtype, settings.dtype))
     trainer = Trainer(
         context,
         slots,
@@ -261,24 +264,45 @@ def build(
         prompts,
         validation,
         sections.guards,
-        # the difference that the coarser dtype of engine and trainer may cause
-        max(float(getattr(gaps, dtype)) for dtype in (of_engine.dtype, settings.dtype)),
-        State(progress=0.0 if budget is None else budget.first_share),
+        weights_for(settings)(learner, collector, prompts, slots.loss, state, max_gap),
+        state,
         budget,
-        read_demonstrations(context, prompts, profile, tokenizer),
+        read_demonstrations(
+            settings.warm_start, context.sampling.max_tokens, prompts, profile, tokenizer
+        ),
     )
     # fail before anything is sampled if a slot requests features that cannot be computed, or if the
     # engine rejects the weights; with 4-bit weights the policy also differs from the folder's
-    features, last = trainer.features(), policy.architecture.num_layers
+    check_layer(trainer.features(), policy.architecture.num_layers)
+    if not settings.in_flight_updates:  # the loop does it for in-flight updates
+        trainer.weights.load()
+    return trainer, plan
+
+
+def weights_for(settings: TrainSettings) -> type[EngineWeights]:
+    """Return the class that loads weights into the engine of a run with these settings."""
+    if settings.in_flight_updates:
+        return SwappedWeights
+    return BusyEngineWeights if settings.num_ahead else EngineWeights
+
+
+def check_validation(table: pl.DataFrame, path: Path) -> None:
+    """Raise ArtifactError if there are no prompts to measure the curve on."""
+    if table.is_empty():
+        raise ArtifactError(
+            f"{path} has no prompts, but train measures its curve on them: set "
+            "ingest.splits.validation to at least 1"
+        )
+
+
+def check_layer(features: Features | None, last: int) -> None:
+    """Raise ParamsError for hidden states of a layer that the policy does not have."""
     layer = None if features is None else features.hidden_layer
     if layer is not None and not -last - 1 <= layer <= last:
         raise ParamsError(
             f"train.advantage.layer is {layer}, but the policy has {last} layers: use 0 (the "
             f"embeddings) to {last}, or -1 (the last) to {-last - 1}"
         )
-    if not settings.in_flight_updates:  # the loop does it for in-flight updates
-        trainer.sync_engine()
-    return trainer, plan
 
 
 def longest_sample(

@@ -127,7 +127,7 @@ def test_the_proximal_pass_is_charged_and_executed(guesser: Path, tmp_path: Path
     for method in (None, "snapshot"):
         layout = make_world(tmp_path / str(method), guesser, SIZES)
         trainer = make_trainer(layout, **changes_of(method))
-        trainer.sync_engine()
+        trainer.weights.load()
         with closing(trainer.collector.grader):
             batch = sampled(trainer)
         learn(trainer, batch)

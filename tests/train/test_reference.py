@@ -44,7 +44,7 @@ def test_the_reference_is_the_policy_after_every_second_step(guesser: Path, tmp_
     for step in range(4):
         batch = sampled(trainer)
         divergences.append(learn(trainer, batch)["kl"])
-        trainer.sync_engine()
+        trainer.weights.load()
         assert same_parameters(learner.model, learner.reference) == (step % 2 == 1)
         assert same_parameters(before, learner.reference) == (step == 0)
     first, second, third, fourth = divergences

@@ -47,13 +47,13 @@ def test_groups_are_those_of_the_record(
         if rows["outcome"].n_unique() > 1
     }
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **changes_of(Path("~/train")))
-    trainer.sync_engine()
+    trainer.weights.load()
     seen = []
     with closing(trainer.collector.grader):
         for _ in range(4):
             batch = sampled(trainer)
             learn(trainer, batch)
-            trainer.sync_engine()
+            trainer.weights.load()
             seen.append((batch.replayed, len(batch.fresh.group_B)))
     assert {replayed for replayed, _ in seen} == {6}
     replayed = pl.concat(trainer.state.rollouts).filter("replayed")

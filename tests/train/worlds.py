@@ -316,5 +316,5 @@ def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
     for _ in range(num):
         batch = sampled(trainer)
         if learn(trainer, batch)["updated"]:
-            trainer.sync_engine()
+            trainer.weights.load()
     return trainer.state.steps

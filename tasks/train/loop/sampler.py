@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 import torch
 
+from tasks.train.loop.ahead.weights import SwappedWeights
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.trainer import Trainer
 
@@ -39,8 +40,8 @@ class Sampler:
         self.error: BaseException | None = None
 
     def __enter__(self) -> "Sampler":
-        if self.trainer.engine_version < 0:  # the sampler needs the version of its weights
-            self.trainer.sync_engine()
+        if self.trainer.weights.version < 0:  # the sampler needs the version of its weights
+            self.trainer.weights.load()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -62,7 +63,7 @@ class Sampler:
                     self.wait_until_filled()
             elif not buffer.num_complete:
                 buffer.reserve(buffer.num_sampled + 1)
-                buffer.fill(self.trainer.engine_version)
+                buffer.fill(self.trainer.weights.version)
         self.raise_error()
 
     def wait_until_filled(self) -> None:
@@ -98,7 +99,7 @@ class Sampler:
             torch.set_num_threads(self.num_threads)  # this setting is per thread
             while self.has_work():
                 with own_stream(self.device):
-                    is_end = not self.buffer.fill(self.trainer.engine_version)
+                    is_end = not self.buffer.fill(self.trainer.weights.version)
                 with self.lock:
                     self.target = 0 if is_end else self.target
                     self.lock.notify_all()
@@ -117,17 +118,12 @@ class Sampler:
     def hand_over(self) -> None:
         """Load the new weights into the engine: at once if it is idle or accepts them while it
         samples; otherwise at the end of the round."""
-        if not self.has_rounds and any(self.trainer.run.ranks.all_gather(self.is_busy)):
+        weights, ranks = self.trainer.weights, self.trainer.run.ranks
+        if isinstance(weights, SwappedWeights) and any(ranks.all_gather(self.is_busy)):
             with self.trainer.state.timed("update"):
-                self.trainer.swap_weights()
+                weights.swap()
         elif not (self.has_rounds and self.is_ahead):
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        """Load the newest weights into the idle engine, unless it has them."""
-        if self.trainer.engine_version != self.trainer.learner.version:
-            with self.trainer.state.timed("update"):
-                self.trainer.sync_engine()
+            weights.catch_up()
 
     def end_round(self) -> None:
         """With rounds, wait for the round in flight, let the control observe the finished one, and
@@ -135,7 +131,7 @@ class Sampler:
         if self.has_rounds:
             self.wait_until_idle()
             self.buffer.observe(self.trainer.state.num_steps)
-            self.catch_up()
+            self.trainer.weights.catch_up()
 
     def wait_until_idle(self) -> None:
         """Wait until sampling stops: after the round in flight or, without rounds, after the batch

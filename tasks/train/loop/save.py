@@ -135,7 +135,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.slots.restore(states)
     trainer.learner.version = numbers["version"]
     trainer.state.num_steps = numbers["num_steps"]
-    trainer.sync_engine()
+    trainer.weights.load()
     # after the engine's probe, which an uninterrupted run would not have made
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
     trainer.buffer.restore(numbers[BUFFER], tables[BUFFER])

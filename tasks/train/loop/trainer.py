@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,37 +12,32 @@ import torch
 from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.accounting.spending import pass_cost
 from tasks.common.artifacts import STEPS
-from tasks.common.params import ParamsError
 from tasks.common.statistics import bootstrap_interval
-from tasks.engines.engine import SwappingEngine
 from tasks.train.data.columns import nested
+from tasks.train.data.demonstrations import Demonstrations
 from tasks.train.data.prompts import Prompts
 from tasks.train.data.rollouts import Features, Observed, Rollouts
-from tasks.train.learner.correction import far_tokens
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
 from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
+from tasks.train.loop.engine_weights import EngineWeights
+from tasks.train.loop.estimate import estimate
 from tasks.train.loop.record import describe_step, record_rollouts
 from tasks.train.loop.state import ROUNDING, State, TrainingError
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
 from tasks.train.slots import Slots
 
-if TYPE_CHECKING:
-    from tasks.train.warm_start import Demonstrations
-
 logger = logging.getLogger(__name__)
 
-PROBE_TOKENS = 8
 VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 
 @dataclass
 class Trainer:
-    """Parts of the loop. Only `learner`, `state`, `buffer`, `budget`, `slots` and `engine_version`
-    change."""
+    """Parts of the loop. Only `learner`, `state`, `buffer`, `budget`, `slots`, `weights` change."""
 
     run: RunContext
     slots: Slots
@@ -52,11 +47,10 @@ class Trainer:
     prompts: Prompts
     validation: Prompts
     guards: Guards
-    max_sampler_gap: float
+    weights: EngineWeights
     state: State
     budget: RunBudget | None = None  # without one, the run ends with its plan
-    demonstrations: "Demonstrations | None" = None  # of a warm start
-    engine_version: int = -1  # of the weights in the engine; -1: the weights of the policy's folder
+    demonstrations: Demonstrations | None = None  # of a warm start
 
     def spent_seconds(self, *left_out: str) -> float:
         """Return the seconds of all parts except `left_out`. Sampling ahead counts only as waiting
@@ -104,7 +98,7 @@ class Trainer:
             rollouts = replace(rollouts, observed=self.score(rollouts, features))
         old_N, settings = None, self.run.settings
         if settings.correction.proximal is not None:
-            self.free_engine()
+            self.weights.free()
             old_N, flops = self.learner.observe_old(rollouts, self.slots.loss)
             self.charge_pass(rollouts, flops, Features())
         elif settings.observes_old and rollouts.observed is not None:
@@ -143,7 +137,7 @@ class Trainer:
 
     def score(self, rollouts: Rollouts, features: Features) -> Observed:
         """Return the policy's view of the rollouts, and charge it as scoring."""
-        self.free_engine()
+        self.weights.free()
         observed, flops = self.learner.observe(rollouts, features, self.slots.loss)
         self.charge_pass(rollouts, flops, features)
         return observed
@@ -156,38 +150,9 @@ class Trainer:
         )
 
     def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> Rollouts:
-        """Return the rollouts with their advantages and selection (see `Rollouts.estimated`)."""
-        graded_B = ~rollouts.is_error_B()  # failed gradings count in no group and no divisor
-        keep_B = graded_B.copy()
-        keep_B[graded_B] = self.slots.select(rollouts.where(graded_B), rng)
-        over_B = keep_B if self.run.settings.advantage_over == "kept" else graded_B
-        over = rollouts.where(over_B)
-        for shape in self.slots.shape:
-            over = over.with_columns(reward=shape.rewards(over, self.learner.sampling.max_tokens))
-        advantages = self.slots.advantage(over)
-        # per rollout or per token
-        if len(advantages) == len(over.group_B):
-            advantages = advantages[over.owner_N()]
-        if self.slots.drops_cut:
-            advantages = advantages[~over.is_cut_B()[over.owner_N()]]
-            over = over.where(~over.is_cut_B())
-            keep_B, over_B = keep_B & ~rollouts.is_cut_B(), over_B & ~rollouts.is_cut_B()
-        for shape in self.slots.shape:
-            advantages = shape.advantages(over, advantages, rng)
-        owner_N = rollouts.owner_N()
-        advantages_N = np.zeros(len(owner_N))
-        advantages_N[over_B[owner_N]] = advantages
-        learned_N = keep_B[owner_N] & rollouts.trained_N()
-        limit = self.run.settings.correction.m2po
-        if limit is not None and rollouts.observed is not None:
-            learned_N &= advantages_N != 0.0  # others are not trained on, so the limit omits them
-            ratios_N = rollouts.observed.logprobs_N - rollouts.logprobs_N
-            learned_N[learned_N] = ~far_tokens(ratios_N[learned_N], limit)
-        rollouts = rollouts.estimated(keep_B, np.where(learned_N, advantages_N, 0.0))
-        skips = [shape.skips_zeros for shape in self.slots.shape]
-        if self.slots.advantage.skips_zeros or any(skips):
-            return rollouts.with_columns(kept=keep_B & rollouts.has_advantage_B())
-        return rollouts
+        """Return the rollouts with their advantages and selection."""
+        max_tokens = self.run.sampling.max_tokens
+        return estimate(rollouts, self.slots, self.run.settings, max_tokens, rng)
 
     def update(self, rollouts: Rollouts, rate: float, rng: np.random.Generator) -> UpdateStats:
         """Take a batch's optimizer steps, none if no rollout has a gradient; return their
@@ -199,7 +164,7 @@ class Trainer:
         updates, loss = self.run.settings.updates, self.slots.loss
         done = [UpdateStats()]
         if self.learner.has_gradient(rollouts, loss).any():
-            self.free_engine()
+            self.weights.free()
             if updates.epochs > 1:
                 observed = self.learner.observe_reference(rollouts, loss)
                 rollouts, done[0].reference_flops = observed
@@ -209,7 +174,7 @@ class Trainer:
             # for current tokens these are the present policy's log-probabilities
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
-            self.check_sampler([ratios], self.where())
+            self.weights.check([ratios], self.where())
         for number, part in enumerate(parts):
             if not self.learner.has_gradient(part, loss).any():
                 continue
@@ -221,7 +186,7 @@ class Trainer:
                 stats.norms = []  # no optimizer step follows
                 self.skip_nonfinite(rollouts, len(done) - 2)
                 break
-            self.check_sampler(stats.log_ratios, self.where())
+            self.weights.check(stats.log_ratios, self.where())
             log_weights_B = torch.cat(stats.log_weights).double().numpy()
             reuse = number * updates.epochs // len(parts)
             stats.rate_factors = [loss.rate_factor(log_weights_B, stats.norms[0], reuse)]
@@ -233,39 +198,6 @@ class Trainer:
         found = merge_stats(done)
         self.learner.proximal.observe(found.active_share)
         return found
-
-    def free_engine(self) -> None:
-        """Free the engine's memory for the learner, unless the engine is sampling."""
-        if not self.run.settings.num_ahead:
-            self.collector.engine.sleep()
-
-    def sync_engine(self) -> None:
-        """Load the policy's weights into the engine, and verify them."""
-        weights, version = self.learner.weights(), self.learner.version
-        if self.run.settings.in_flight_updates:
-            self.swapping_engine.set_weights(weights, version)
-        else:
-            self.collector.engine.set_weights(weights)
-        self.learner.proximal.keep(version)
-        self.engine_version = version
-        self.probe_engine()
-
-    def swap_weights(self) -> None:
-        """Load the policy's weights into the engine, which is sampling."""
-        self.swapping_engine.swap_weights(self.learner.weights(), self.learner.version)
-        self.learner.proximal.keep(self.learner.version)
-        self.engine_version = self.learner.version
-
-    @property
-    def swapping_engine(self) -> SwappingEngine:
-        """The engine. Raise ParamsError if it cannot load weights while it samples."""
-        engine = self.collector.engine
-        if not isinstance(engine, SwappingEngine):
-            raise ParamsError(
-                f"train.in_flight_updates is true, but the engine {engine.name} cannot load "
-                "weights while it samples: set engine.name to server, or in_flight_updates to false"
-            )
-        return engine
 
     def learning_rate(self, progress: float) -> float:
         """Return the learning rate of this step, after which a share `progress` of the run is done.
@@ -294,32 +226,6 @@ class Trainer:
 
     def where(self) -> str:
         return f"step {self.state.num_steps}"
-
-    def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
-        """Raise TrainingError if the mean absolute difference of log-probabilities in `log_ratios`
-        is over `max_sampler_gap`. A sampler with stale weights would otherwise go unnoticed."""
-        ratios, engine = torch.cat(log_ratios), self.collector.engine
-        gap = float(ratios.abs().mean()) if len(ratios) else 0.0
-        if gap > self.max_sampler_gap:
-            raise TrainingError(
-                f"{where}: the engine {engine.name} {engine.version} and the trainer differ by "
-                f"{gap:.2g} in mean |log-probability| at policy version {self.learner.version}, "
-                f"over guards.max_sampler_gap {self.max_sampler_gap:g}: it samples from other "
-                "weights, or its dtype is coarser than engine.dtype"
-            )
-
-    def probe_engine(self) -> None:
-        """Compare the engine's log-probabilities of a few new tokens with the trainer's, on every
-        rank. The cost counts only as executed. An engine that samples from the trainer's own
-        memory is not probed: it cannot be stale."""
-        if self.collector.engine.shares_weights:
-            return
-        rollouts, cost = self.collector.probe(self.prompts, PROBE_TOKENS)
-        log_ratios, flops = self.learner.log_ratios(rollouts, self.slots.loss)
-        self.check_sampler([log_ratios], f"before step {self.state.num_steps}")
-        for sampled, scored in self.run.ranks.all_gather((cost.flops, flops)):
-            self.state.ledger.add("generate", executed=sampled)
-            self.state.ledger.add("score", executed=scored)
 
     def record(
         self, batch: Batch, rollouts: Rollouts, update: UpdateStats, rate: float
@@ -367,8 +273,7 @@ class Trainer:
 
     def validate(self) -> dict[str, Any]:
         """Validate the policy, and return its point of the curve."""
-        if self.run.settings.in_flight_updates:  # the engine was not probed while it sampled
-            self.probe_engine()
+        self.weights.check_before_validation()
         state = self.state
         with state.timed("validate"):
             rates, cost = self.collector.pass_rates(self.validation, self.asked)

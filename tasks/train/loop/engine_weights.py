@@ -1,0 +1,84 @@
+"""The policy's weights in the engine: loading them, verifying them, and freeing the engine."""
+
+import torch
+
+from tasks.train.data.prompts import Prompts
+from tasks.train.learner.learner import Learner
+from tasks.train.loop.state import State, TrainingError
+from tasks.train.sampling.collector import Collector
+from tasks.train.slots import Loss
+
+PROBE_TOKENS = 8
+
+
+class EngineWeights:
+    """Loads the policy's weights into the engine. `version` is that of the weights in the engine;
+    -1: those of the policy's folder. The engine and the trainer may differ by `max_gap` in mean
+    |log-probability|."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        collector: Collector,
+        prompts: Prompts,
+        loss: Loss,
+        state: State,
+        max_gap: float,
+    ) -> None:
+        self.learner, self.collector, self.prompts = learner, collector, prompts
+        self.loss, self.state, self.max_gap = loss, state, max_gap
+        self.version = -1
+
+    def load(self) -> None:
+        """Load the policy's weights into the engine, which is idle, and verify them."""
+        self.send()
+        self.loaded()
+        self.probe()
+
+    def send(self) -> None:
+        """Copy the policy's weights into the engine."""
+        self.collector.engine.set_weights(self.learner.weights())
+
+    def loaded(self) -> None:
+        """Note that the engine has the policy's weights."""
+        self.version = self.learner.version
+        self.learner.proximal.keep(self.version)
+
+    def catch_up(self) -> None:
+        """Load the newest weights into the idle engine, unless it has them."""
+        if self.version != self.learner.version:
+            with self.state.timed("update"):
+                self.load()
+
+    def free(self) -> None:
+        """Free the engine's memory for the learner."""
+        self.collector.engine.sleep()
+
+    def check(self, log_ratios: list[torch.Tensor], where: str) -> None:
+        """Raise TrainingError if the mean absolute difference of log-probabilities in `log_ratios`
+        is over `max_gap`. A sampler with stale weights would otherwise go unnoticed."""
+        ratios, engine = torch.cat(log_ratios), self.collector.engine
+        gap = float(ratios.abs().mean()) if len(ratios) else 0.0
+        if gap > self.max_gap:
+            raise TrainingError(
+                f"{where}: the engine {engine.name} {engine.version} and the trainer differ by "
+                f"{gap:.2g} in mean |log-probability| at policy version {self.learner.version}, "
+                f"over guards.max_sampler_gap {self.max_gap:g}: it samples from other "
+                "weights, or its dtype is coarser than engine.dtype"
+            )
+
+    def check_before_validation(self) -> None:
+        """Verify weights that `load` did not verify: here none."""
+
+    def probe(self) -> None:
+        """Compare the engine's log-probabilities of a few new tokens with the trainer's, on every
+        rank. The cost counts only as executed. An engine that samples from the trainer's own
+        memory is not probed: it cannot be stale."""
+        if self.collector.engine.shares_weights:
+            return
+        rollouts, cost = self.collector.probe(self.prompts, PROBE_TOKENS)
+        log_ratios, flops = self.learner.log_ratios(rollouts, self.loss)
+        self.check([log_ratios], f"before step {self.state.num_steps}")
+        for sampled, scored in self.learner.ranks.all_gather((cost.flops, flops)):
+            self.state.ledger.add("generate", executed=sampled)
+            self.state.ledger.add("score", executed=scored)
