@@ -47,11 +47,9 @@ from tasks.train.learner.ranks import (
 )
 from tasks.train.learner.reference import check_vocabulary
 from tasks.train.loading import load_slots, train_settings
-from tasks.train.loop.ahead.weights import BusyEngineWeights, SwappedWeights
 from tasks.train.loop.budget import RunBudget
-from tasks.train.loop.buffer import RolloutBuffer
-from tasks.train.loop.engine_weights import EngineWeights
 from tasks.train.loop.loop import train
+from tasks.train.loop.parts import queue_for, weights_for
 from tasks.train.loop.save import write_measured, write_results
 from tasks.train.loop.state import State, TrainingError
 from tasks.train.loop.trainer import Trainer
@@ -260,7 +258,7 @@ def build(
         slots,
         learner,
         collector,
-        RolloutBuffer(settings, context.seed, slots, collector, prompts, budget),
+        queue_for(settings)(settings, context.seed, slots, collector, prompts, budget),
         prompts,
         validation,
         sections.guards,
@@ -277,13 +275,6 @@ def build(
     if not settings.in_flight_updates:  # the loop does it for in-flight updates
         trainer.weights.load()
     return trainer, plan
-
-
-def weights_for(settings: TrainSettings) -> type[EngineWeights]:
-    """Return the class that loads weights into the engine of a run with these settings."""
-    if settings.in_flight_updates:
-        return SwappedWeights
-    return BusyEngineWeights if settings.num_ahead else EngineWeights
 
 
 def check_validation(table: pl.DataFrame, path: Path) -> None:

@@ -64,10 +64,9 @@ def parts(root: Path, steps: int) -> Iterator[str]:
 def sampled(trainer: Trainer, steps: int) -> Iterator[Rollouts]:
     """Yield the rollouts of the first steps, all of the initial policy."""
     for _ in range(steps):
-        trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
-        trainer.buffer.fill(trainer.learner.version)
-        (batch,) = trainer.buffer.take(1)
-        trainer.buffer.observe(batch.step + 1)
+        trainer.queue.fill(trainer.learner.version)
+        (batch,) = trainer.queue.take(1)
+        trainer.queue.observe(batch.step + 1)
         yield trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
 
 

@@ -46,7 +46,7 @@ def from_record(rows: pl.DataFrame, prepare: Prepare = lambda _: None) -> Prepar
 
     def replace(trainer: Trainer) -> None:
         prepare(trainer)
-        collector, buffer = trainer.collector, trainer.buffer
+        collector, queue = trainer.collector, trainer.queue
         collect, sample = collector.collect, collector.sample
         samples: dict[str, Samples] = {}
 
@@ -54,10 +54,9 @@ def from_record(rows: pl.DataFrame, prepare: Prepare = lambda _: None) -> Prepar
             prompts: Prompts, table: pl.DataFrame, version: int, *more: Any, training: bool = True
         ) -> tuple[pl.DataFrame, Cost]:
             if training:
-                with buffer.lock:
-                    step = fresh.filter(step=buffer.batches[buffer.num_complete].step)
+                step = fresh.filter(step=queue.batches[queue.num_complete].step)
                 named = table.with_columns(prompt_id=prompts.ids[table["prompt_row"]])
-                named = in_order(named, step) if buffer.num_early else named
+                named = in_order(named, step) if getattr(queue, "num_early", 0) else named
                 numbered = named.with_columns(sample_index=pl.int_range(pl.len()).over("group"))
                 asked = numbered.filter(reason=UNFINISHED).select(KEYS)
                 found = asked.join(step, on=KEYS, how="left", maintain_order="left")

@@ -16,8 +16,8 @@ from tasks.common.progress import progress
 from tasks.train import loading
 from tasks.train.data.prompts import GroupRequest
 from tasks.train.loop.budget import RunBudget
-from tasks.train.loop.buffer import cut
 from tasks.train.loop.charge import costs_of
+from tasks.train.loop.queue import cut
 from tasks.train.loop.reporter import Reporter
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import extent_of
@@ -158,7 +158,7 @@ def test_the_progress_line_names_both_counts_of_flops(capsys) -> None:
     amount, unit = extent_of(trainer, plan_of([(0, 4)]))
     with progress(amount, "train", unit) as bar:
         unused: Any = None
-        Reporter(trainer, unused, unused, bar).show(row, 1.0)
+        Reporter(trainer, unused, unused, unused, bar).show(row, 1.0)
     line = capsys.readouterr().err.splitlines()[-1]
     assert "100G/400G FLOPs executed [" in line
     assert line.endswith("4.2e+11 FLOPs charged]")

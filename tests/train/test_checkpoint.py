@@ -121,11 +121,11 @@ def test_a_checkpoint_of_other_code_is_refused(guesser: Path, tmp_path: Path) ->
     save_trainer(trainer, checkpoints)
     checkpoints.wait()
     again = make_trainer(layout, replay={"method": "recent", "share": 0.5, "capacity": 4})
-    other = trainer.buffer.table().drop("kept")
+    other = trainer.queue.table().drop("kept")
     with closing(trainer.collector.grader), closing(again.collector.grader):
         with pytest.raises(ArtifactError, match=r"stored the state of methods \(method.replay"):
             resume(again, checkpoints, None)
-        trainer.buffer.table = lambda: other  # type: ignore[method-assign]
+        trainer.queue.table = lambda: other  # type: ignore[method-assign]
         save_trainer(trainer, checkpoints)
         checkpoints.wait()
         with pytest.raises(ArtifactError, match="is from other code, which stored rollouts"):

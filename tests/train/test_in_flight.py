@@ -19,7 +19,7 @@ from tasks.common.artifacts import STEPS
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
-from tasks.train.loop.reporter import ages
+from tasks.train.loop.ahead.queue import ages
 from tasks.train.loop.trainer import Trainer
 from tests.patience import PATIENCE
 from tests.train import test_sharding as sharding
@@ -295,11 +295,10 @@ def test_a_checkpoint_keeps_the_versions_of_tokens(guesser: Path, tmp_path: Path
     with closing(trainer.collector.grader):
         weights = {name: 1.01 * tensor for name, tensor in trainer.learner.weights().items()}
         engine.between = lambda: engine.swap_weights(weights, 2)
-        trainer.buffer.reserve(1)
-        trainer.buffer.fill(version=0)
-    table = trainer.buffer.batches[0].fresh.table
-    trainer.buffer.restore(trainer.buffer.numbers(), trainer.buffer.table())
-    (kept,) = trainer.buffer.take(1)
+        trainer.queue.fill(version=0)
+    table = trainer.queue.batches[0].fresh.table
+    trainer.queue.restore(trainer.queue.numbers(), trainer.queue.table())
+    (kept,) = trainer.queue.take(1)
     assert kept.fresh.table.equals(table)
     assert set(kept.fresh.versions_N()) == {0, 2}
     assert (kept.fresh.versions_B == 0).all()

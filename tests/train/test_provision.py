@@ -19,7 +19,7 @@ from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.train.data.columns import UNFINISHED
 from tasks.train.data.rollouts import Features
-from tasks.train.loop.buffer import Batch
+from tasks.train.loop.queue import Batch
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.sampling.collector import request_for
@@ -56,7 +56,7 @@ def test_every_group_is_used_once_and_none_is_too_old(
     trainer = run(layout, changes)
     assert used_groups(layout) == PLANNED
     assert trainer.state.num_steps == 8
-    assert trainer.buffer.batches == []
+    assert trainer.queue.batches == []
     assert trainer.state.ledger.rollouts["generate"] == sum(SIZES)
 
     rows = rollouts_of(layout)
@@ -126,7 +126,7 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
             scale(trainer, weights, version)
             trainer.learner.version = trainer.state.num_steps = version
             batch = sampled(trainer)
-            carried += sum(map(num_begun, trainer.buffer.batches))
+            carried += sum(map(num_begun, trainer.queue.batches))
             fresh = batch.fresh
             versions_N = fresh.versions_N()
             for old in set(versions_N.tolist()):
@@ -136,7 +136,7 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
                 gaps.setdefault(version - old, []).extend(gap_N[versions_N == old])
             flops += batch.cost.flops
             again += cost_of(trainer, batch)
-        assert not trainer.buffer.fill(version=12)
+        assert not trainer.queue.fill(version=12)
     assert carried > 20
     assert set(gaps) == {0, 1}
     assert len(gaps[1]) > 20

@@ -54,7 +54,7 @@ def test_groups_are_those_of_the_record(
             batch = sampled(trainer)
             learn(trainer, batch)
             trainer.weights.load()
-            seen.append((batch.replayed, len(batch.fresh.group_B)))
+            seen.append((batch.num_replayed, len(batch.fresh.group_B)))
     assert {replayed for replayed, _ in seen} == {6}
     replayed = pl.concat(trainer.state.rollouts).filter("replayed")
     assert len(replayed)

@@ -24,8 +24,8 @@ from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.ranks import Ranks
-from tasks.train.loop.buffer import Batch
 from tasks.train.loop.loop import learn, train
+from tasks.train.loop.queue import Batch
 from tasks.train.loop.reporter import Record
 from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer
@@ -183,9 +183,8 @@ def shared_pool(process: int) -> Pool:
 
 
 def sampled(trainer: Trainer) -> Batch:
-    trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
-    trainer.buffer.fill(trainer.learner.version)
-    (batch,) = trainer.buffer.take(1)
+    trainer.queue.fill(trainer.learner.version)
+    (batch,) = trainer.queue.take(1)
     return batch
 
 

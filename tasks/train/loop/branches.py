@@ -71,7 +71,7 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
             state.num_steps,
             state.branch,
         )
-    for batch in trainer.buffer.batches:  # sampled in the branch, but not used for an update
+    for batch in trainer.queue.batches:  # sampled in the branch, but not used for an update
         state.ledger.add("generate", **batch.cost.as_account())
         state.ledger.add("score", executed=batch.cost.judged_flops)
     ledger, seconds = state.ledger, trainer.spent_seconds()
@@ -86,7 +86,7 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     trained = difference(ledger, before, TRAINING, ACCOUNTS)
     validated = difference(ledger, before, ("evaluate",), (*ACCOUNTS, "tokens", "rollouts"))
     before.add("branch", **generated, **trained)
-    for batch in trainer.buffer.batches:  # sampled before the fork, so charged to the trunk
+    for batch in trainer.queue.batches:  # sampled before the fork, so charged to the trunk
         before.add("branch", **{name: -value for name, value in batch.cost.as_account().items()})
         before.add("branch", executed=-batch.cost.judged_flops)
     before.add("evaluate", **validated)

@@ -5,7 +5,7 @@ from tasks.common.accounting.spending import GENERATED, Rows, generation_cost, p
 from tasks.train.data.columns import Bools
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.learner.update import UpdateStats
-from tasks.train.loop.buffer import Batch
+from tasks.train.loop.queue import Batch
 from tasks.train.loop.trainer import Trainer
 
 

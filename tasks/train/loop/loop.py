@@ -1,13 +1,13 @@
 """The training loop, from top to bottom.
 
     [warm start]
-    control -> RolloutBuffer -> [request, sample, grade] -> Batch
+    control -> GroupQueue -> [request, sample, grade] -> Batch
       -> select, estimate, update -> weights -> engine
       -> observe: control, generate, advantage, replay
 
-A round is the set of steps during which the engine keeps its weights: one step, or several if
-batches are sampled ahead (`sampler`). Between rounds the engine has the newest weights. Then the
-policy is validated, a decayed branch begins or ends (`branches`), and a checkpoint is written."""
+A window is the set of steps during which the engine keeps its weights: one step, or several if
+batches are sampled ahead (`loop.ahead`). Between windows the engine has the newest weights.
+The policy is then validated, a branch begins or ends (`branches`), and a checkpoint is written."""
 
 import logging
 import signal
@@ -19,10 +19,11 @@ from typing import Any
 from tasks.common.files import ArtifactError
 from tasks.common.progress import progress
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.data.rollouts import merge
+from tasks.train.data.rollouts import Rollouts, merge
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
-from tasks.train.loop.buffer import Batch
 from tasks.train.loop.charge import charge, spend
+from tasks.train.loop.parts import sampler_of
+from tasks.train.loop.queue import Batch
 from tasks.train.loop.reporter import Record, Reporter
 from tasks.train.loop.sampler import Sampler
 from tasks.train.loop.save import resume, save
@@ -45,36 +46,38 @@ def train(
     lost to kills ({} on ranks above 0). `record(values, step, charged FLOPs)` is called for every
     trunk step and every curve point; `extent` is the run's length and unit for the progress bar.
     Raise KeyboardInterrupt (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
-    ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
+    ranks, state = trainer.run.ranks, trainer.state
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.work) if ranks.is_main else {}
     with (
         stop_requested() as stopping,
         progress(extent[0], "train", extent[1]) as bar,
-        Sampler(trainer) as sampler,
+        sampler_of(trainer) as sampler,
     ):
-        reporter = Reporter(trainer, checkpoints, record, bar)
+        reporter = Reporter(trainer, sampler, checkpoints, record, bar)
         is_stopped = not warm_start(trainer, checkpoints, settings, stopping)
         while not is_stopped:
             # leave the trunk for a decayed branch, or return from its end
             if is_end(trainer):
-                sampler.wait_until_idle()
+                sampler.rest()
                 reporter.note(return_to_trunk(trainer, checkpoints))
             leave_trunk_if_due(trainer, checkpoints)
 
             # validate, before the first step and whenever the next point of the curve is due
             if not trainer.is_measured and state.progress >= state.next_validation:
-                sampler.wait_until_idle()
+                sampler.rest()
                 reporter.note(trainer.add_point(state.progress))
 
             # request, sample and grade; a kill after this does not repeat the sampling
-            reporter.begin_round()
+            reporter.begin_window()
             sampler.fill()
-            is_due = buffer.num_complete and checkpoints.seconds_ago() >= settings.every_seconds
+            is_due = (
+                trainer.queue.num_complete and checkpoints.seconds_ago() >= settings.every_seconds
+            )
             if ranks.all_gather(is_due)[0]:
                 save(trainer, checkpoints)
-            batches = buffer.take(sampler.num_a_round, state.branch)
+            batches = sampler.take(state.branch)
             if not batches and state.branch is not None:
                 reporter.note(return_to_trunk(trainer, checkpoints))
                 continue
@@ -82,11 +85,11 @@ def train(
                 break
             state.progress = batches[-1].progress
 
-            # select, estimate, update and observe, while the next round is sampled
-            learn_round(trainer, batches, sampler, reporter)
+            # select, estimate, update and observe, while the next window is sampled
+            learn_window(trainer, batches, sampler, reporter)
 
             is_stopped = any(ranks.all_gather(stopping()))
-        sampler.wait_until_idle()
+        sampler.rest()
         if not is_stopped and not trainer.is_measured:
             reporter.note(trainer.add_point(state.progress))
         save(trainer, checkpoints)
@@ -96,12 +99,11 @@ def train(
     return lost
 
 
-def learn_round(
+def learn_window(
     trainer: Trainer, batches: Sequence[Batch], sampler: Sampler, reporter: Reporter
 ) -> None:
-    """Train on the batches of a round while the next batches are sampled, load the new weights into
-    the engine, and at the end of a round let the control observe its batches."""
-    sampler.begin(batches)
+    """Train on the batches of a window, load the new weights into the engine, and at the end of the
+    window let the control observe its batches."""
     for batch in batches:
         reporter.begin_step()
         row = learn(trainer, batch)
@@ -109,18 +111,18 @@ def learn_round(
             sampler.hand_over()
         reporter.end_step(batch, row)
 
-    sampler.end_round()
-    reporter.end_round()
+    sampler.end_window()
+    reporter.end_window()
 
 
 def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     """Train on a batch, and return its row of STEPS."""
     state, slots, settings = trainer.state, trainer.slots, trainer.run.settings
-    trainer.learner.proximal.forget(check_ages(trainer, batch))
+    trainer.learner.proximal.forget(check_versions(trainer, batch.fresh))
 
     # replay, select and estimate
     rng = trainer.rng()
-    replayed = slots.replay.draw(rng, batch.replayed, settings.batch)
+    replayed = slots.replay.draw(rng, batch.num_replayed, settings.batch)
     with state.timed("score"):
         rollouts = trainer.joined(batch)
         rollouts = rollouts if replayed is None else merge([rollouts, replayed])
@@ -144,13 +146,12 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     return row
 
 
-def check_ages(trainer: Trainer, batch: Batch) -> int:
-    """Return the oldest version that a fresh token may have: that of `max_staleness` steps ago.
-    Raise ArtifactError if a token's version is older, or newer than the trainer's policy."""
-    newest, limit = trainer.learner.version, trainer.run.settings.max_staleness
-    steps = trainer.state.steps[-limit:] if limit else []
-    oldest: int = newest - sum(row["num_updates"] for row in steps)
-    versions = batch.fresh.versions_N()
+def check_versions(trainer: Trainer, fresh: Rollouts) -> int:
+    """Return the oldest version that a fresh token may have. Raise ArtifactError if a token's
+    version is older, or newer than the trainer's policy."""
+    newest = trainer.learner.version
+    oldest = trainer.queue.oldest_version(newest, trainer.state.steps)
+    versions = fresh.versions_N()
     wrong = versions[(versions > newest) | (versions < oldest)]
     if len(wrong):
         raise ArtifactError(

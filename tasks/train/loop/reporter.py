@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import polars as pl
-
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.buffer import Batch
+from tasks.train.loop.queue import Batch
+from tasks.train.loop.sampler import Sampler
 from tasks.train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -17,13 +16,19 @@ Record = Callable[[Mapping[str, Any], int, float], None]
 
 
 class Reporter:
-    """Reports every step, every round and every point of the curve."""
+    """Reports every step, every window and every point of the curve."""
 
     def __init__(
-        self, trainer: Trainer, checkpoints: Checkpoints, record: Record, bar: Any
+        self,
+        trainer: Trainer,
+        sampler: Sampler,
+        checkpoints: Checkpoints,
+        record: Record,
+        bar: Any,
     ) -> None:
-        self.trainer, self.checkpoints, self.record, self.bar = trainer, checkpoints, record, bar
-        self.values: list[dict[str, Any]] = []  # of each step of the round
+        self.trainer, self.sampler, self.checkpoints = trainer, sampler, checkpoints
+        self.record, self.bar = record, bar
+        self.values: list[dict[str, Any]] = []  # of each step of the window
         self.shown = 0.0  # on the bar
 
     def note(self, point: dict[str, Any] | None) -> None:
@@ -34,18 +39,15 @@ class Reporter:
         self.record({name: point["accuracy"]}, point["step"], point["flops_charged"])
         logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
 
-    def begin_round(self) -> None:
-        """Store the time at the start of a round, and the seconds waited and sampled so far."""
-        self.round_began = time.perf_counter()
-        self.waited = self.trainer.state.seconds.get("wait", 0.0)
-        self.sampled = self.trainer.buffer.seconds
+    def begin_window(self) -> None:
+        """Store the time at the start of a window."""
+        self.window_began = time.perf_counter()
 
     def begin_step(self) -> None:
         """Store the totals before a step, to compute its cost later."""
         state = self.trainer.state
         self.step_began, self.parts = time.perf_counter(), dict(state.seconds)
         self.executed, self.tokens = state.trained("executed"), state.ledger.tokens["generate"]
-        self.version = self.trainer.learner.version
 
     def end_step(self, batch: Batch, row: dict[str, Any]) -> None:
         """Count the step's work, except sampling that a checkpoint contains, and store its row."""
@@ -59,35 +61,17 @@ class Reporter:
             work["tokens"] -= batch.cost.tokens
         if self.trainer.run.ranks.is_main:
             self.checkpoints.note_work(work)
-        if self.trainer.run.settings.num_ahead:  # otherwise the step itself sampled and was timed
-            state.seconds["generate"] += batch.seconds
         parts = {part: spent - self.parts.get(part, 0.0) for part, spent in state.seconds.items()}
         seconds = {**parts, "generate": batch.seconds}
-        old = ages(self.version, batch) if self.trainer.run.settings.max_staleness else {}
-        self.values.append({**measurements(row, seconds), **old})
+        self.values.append(measurements(row, seconds))
 
-    def end_round(self) -> None:
-        """Record the trunk's steps of the round, with the control's values after it and, if batches
-        are sampled ahead, the shares of time in which trainer and sampler waited."""
-        trainer, num = self.trainer, len(self.values)
-        state, buffer = trainer.state, trainer.buffer
-        seconds = max(time.perf_counter() - self.round_began, 1e-9)
-        with buffer.lock:
-            described = trainer.slots.control.describe().items()
-            waiting = [batch.fresh.table for batch in buffer.batches[buffer.num_complete :]]
-        values = {f"control/{name}": value for name, value in described}
-        if trainer.slots.loss.entropy.target is not None:
-            values["entropy_coefficient"] = trainer.slots.loss.bonus()
-        if trainer.run.settings.num_ahead:
-            sampled = buffer.seconds - self.sampled
-            waited = state.seconds.get("wait", 0.0) - self.waited
-            values["trainer_idle_rate"] = min(waited / seconds, 1.0)
-            values["sampler_idle_rate"] = max(1.0 - sampled / seconds, 0.0)
-            values["round_batches"] = float(num)
-        if buffer.num_early:
-            begun = [table.filter(pl.col("since") >= 0) for table in waiting]
-            values["carried_groups"] = float(sum(table["group"].n_unique() for table in begun))
-        self.values[-1] |= values
+    def end_window(self) -> None:
+        """Record the trunk's steps of the window, with the sampler's values after it."""
+        state, num = self.trainer.state, len(self.values)
+        seconds = max(time.perf_counter() - self.window_began, 1e-9)
+        self.sampler.describe(self.values, seconds)
+        if self.trainer.slots.loss.entropy.target is not None:
+            self.values[-1]["entropy_coefficient"] = self.trainer.slots.loss.bonus()
         for measured in self.values:
             if state.branch is None:
                 self.record(measured, measured["step"], measured["flops_charged"])
@@ -123,12 +107,3 @@ def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[s
         "tokens_per_second": tokens / max(sum(parts.values()), 1e-9),
         **parts,
     }
-
-
-def ages(version: int, batch: Batch) -> dict[str, float]:
-    """Return the maximum and mean age of a batch's fresh tokens: the number of updates between a
-    token's version and `version`."""
-    age = version - batch.fresh.versions_N()
-    if not len(age):
-        return {}
-    return {"staleness": float(age.max()), "staleness_mean": float(age.mean())}

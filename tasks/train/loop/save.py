@@ -28,7 +28,7 @@ from tasks.train.loop.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 METHOD = "method"  # prefix of the slot and field names of a checkpoint's tensors
-BUFFER = "buffer"  # name of the buffer's table and numbers in a checkpoint
+QUEUE = "queue"  # name of the queue's table and numbers in a checkpoint
 OF_MACHINE = ("code", "inputs")  # components that name files of this machine, or that code changes
 
 
@@ -46,13 +46,11 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     if state.rollouts:
         part, state.rollouts = pl.concat(state.rollouts, rechunk=True), []
     tensors = {name: tensor for name, tensor in tensors.items() if local_rows(tensor) is None}
-    with trainer.buffer.lock:
-        states, buffer = trainer.slots.states(), trainer.buffer.numbers()
-        table = trainer.buffer.table()
+    states, queue, table = trainer.queue.snapshot()
     tables = {
         "steps": STEPS.frame(state.steps),
         "curve": CURVE.frame(state.curve),
-        BUFFER: table,
+        QUEUE: table,
     }
     for name, value in states.items():
         if isinstance(value, pl.DataFrame):
@@ -60,7 +58,7 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
         else:
             tensors[f"{METHOD}.{name}"] = torch.from_numpy(value)
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-    numbers = {**state.numbers(), "version": learner.version, BUFFER: buffer}
+    numbers = {**state.numbers(), "version": learner.version, QUEUE: queue}
     numbers["budget"] = None if trainer.budget is None else trainer.budget.numbers()
     numbers["proximal"] = learner.proximal.numbers()
     checkpoints.save(Snapshot(state.num_steps, copied, shards, numbers, tables, part))
@@ -111,10 +109,8 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
 def unreadable_part(trainer: Trainer, loaded: Loaded) -> str | None:
     """Return a name for the part of the checkpoint that this code cannot read, or None."""
     tensors, numbers, tables = loaded
-    if BUFFER not in numbers or not {*COLUMNS} <= {*tables[BUFFER].columns}:
+    if QUEUE not in numbers or not {*COLUMNS} <= {*tables[QUEUE].columns}:
         return "rollouts"
-    if "budget" not in numbers:
-        return "the budget"
     names = [f"{METHOD}.{name}" for name in trainer.slots.states()]
     missing = [name for name in names if name not in tensors and name not in tables]
     return f"the state of methods ({', '.join(missing)})" if missing else None
@@ -138,7 +134,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.weights.load()
     # after the engine's probe, which an uninterrupted run would not have made
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
-    trainer.buffer.restore(numbers[BUFFER], tables[BUFFER])
+    trainer.queue.restore(numbers[QUEUE], tables[QUEUE])
     if trainer.budget is not None:
         trainer.budget.restore(numbers["budget"])
 

@@ -21,9 +21,9 @@ from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
 from tasks.train.loop.budget import RunBudget
-from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
 from tasks.train.loop.engine_weights import EngineWeights
 from tasks.train.loop.estimate import estimate
+from tasks.train.loop.queue import LEARNING_STREAM, Batch, GroupQueue, random_numbers
 from tasks.train.loop.record import describe_step, record_rollouts
 from tasks.train.loop.state import ROUNDING, State, TrainingError
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
@@ -37,13 +37,13 @@ VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 @dataclass
 class Trainer:
-    """Parts of the loop. Only `learner`, `state`, `buffer`, `budget`, `slots`, `weights` change."""
+    """Parts of the loop. Only `learner`, `state`, `queue`, `budget`, `slots`, `weights` change."""
 
     run: RunContext
     slots: Slots
     learner: Learner
     collector: Collector
-    buffer: RolloutBuffer
+    queue: GroupQueue
     prompts: Prompts
     validation: Prompts
     guards: Guards

@@ -1,28 +1,11 @@
-"""The groups that the control requested and no step has taken: waiting, in flight, or complete.
+"""The groups of a step, from the control's request to the step that takes them.
 
     control requests -> Batch of groups -> sampled and graded -> complete -> taken by a step
 
-`train.max_staleness` and `train.over_provision` set how many groups exist at once:
+Here a step requests, samples and takes its own batch; `loop.ahead` has the queue of runs that
+sample more groups than those of one step."""
 
-- 0 and 1.0: a step requests, samples and takes its own batch;
-- `max_staleness` above 0: the batches of the next n steps are sampled, all from one policy, during
-  the updates on the n batches before them (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298;
-  periodic asynchrony, arXiv 2511.18871);
-- `over_provision` above 1: groups of the next step are in flight along with those of the current
-  step. Sampling ends when as many groups as the step requested are complete. The others continue
-  later, from their partial tokens (APRIL, arXiv 2509.18521). Sampling also waits for groups that
-  would exceed `max_staleness` in the next step. Each step takes as many groups as its own request
-  had, in the order of the requests, so no group is lost and none remains at the end.
-
-The policy that samples a batch depends on the steps and not on the clock, unless weights are
-replaced in the middle of completions (`train.in_flight_updates`). Short completions end first, so
-with `over_provision`, early batches are easier and late ones longer. The importance weights of the
-loss correct for older policies."""
-
-import math
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -30,11 +13,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.train.data.columns import COLUMNS, UNFINISHED, with_values
+from tasks.train.data.columns import COLUMNS
 from tasks.train.data.prompts import GroupRequest, Prompts
-from tasks.train.data.rollouts import Rollouts, make_rollouts, merge
+from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.loop.budget import RunBudget
-from tasks.train.loop.state import ROUNDING, TrainingError
+from tasks.train.loop.state import ROUNDING
 from tasks.train.sampling.collector import Collector, Cost
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar
@@ -68,19 +51,19 @@ def cut(request: GroupRequest, most: int, settings: TrainSettings) -> GroupReque
 
 @dataclass
 class Batch:
-    """The groups of a step, and the amount that the replay adds to them (in the batch's unit).
+    """The groups of a step; `num_replayed` (in the batch's unit) is what the replay adds to them.
 
     `progress` is the share of the run that is done after this step; with a budget it is predicted
     until the step's update. `target` is the target amount of the control's requests, in the batch's
     unit. `cost` and `seconds` include sampling and judging.
 
     `choices` and `seeds` generate the step's random numbers for the control and for completions.
-    `asked` are the indices of the groups that the control requested last, until they are sampled;
-    `joined` are those of the groups that a stored rollout joins. Example: Batch(step=7, replayed=0,
-    phase=1, progress=0.4, fresh=Rollouts(...), cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
+    `requested` are the indices of the groups that the control requested last, until they are
+    sampled; `joined` are those of the groups that a stored rollout joins. Example: Batch(step=7,
+    num_replayed=0, phase=1, progress=0.4, fresh=Rollouts(...), seconds=1.3, ...)."""
 
     step: int
-    replayed: int
+    num_replayed: int
     choices: np.random.Generator = field(repr=False, compare=False)
     seeds: np.random.Generator = field(repr=False, compare=False)
     num_requests: int = 0
@@ -90,18 +73,17 @@ class Batch:
     target: int = 0
     cost: Cost = field(default_factory=Cost)
     seconds: float = 0.0
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     is_kept: bool = field(default=False, compare=False)  # complete, in a checkpoint
     fresh: Rollouts = field(default=NONE, repr=False, compare=False)  # its groups
 
 
-class RolloutBuffer:
+class GroupQueue:
     """The requested batches that no step has taken, in the order of their steps. The first
     `num_complete` of them are complete; `unobserved` are the taken batches that the control has yet
     to observe. With a `budget`, the trainer's, the run ends when the budget is spent, not with the
-    plan. One thread may fill the buffer while another takes batches or saves, so both change shared
-    state only under `lock`, and sampling uses copies of the groups."""
+    plan."""
 
     def __init__(
         self,
@@ -116,70 +98,68 @@ class RolloutBuffer:
         self.collector, self.prompts, self.budget = collector, prompts, budget
         self.batches: list[Batch] = []
         self.unobserved: list[Batch] = []
-        self.num_complete = self.num_asked = 0
-        self.sampled_seconds = 0.0
-        self.began: float | None = None  # start time of the batch in flight
-        self.replayed = deque[int]()  # of the batches that are requested next
-        self.lock = threading.Condition()
-
-    @property
-    def num_early(self) -> int:
-        """The number of batches requested one step early: 1 with over-provisioning, else 0."""
-        return int(self.settings.over_provision > 1.0)
+        self.num_complete = self.num_requested = 0
+        self.began = 0.0  # start time of the batch in flight
 
     @property
     def num_sampled(self) -> int:
         """The number of steps with complete batches, since the start of the run."""
-        return self.num_asked - (len(self.batches) - self.num_complete)
+        return self.num_requested - (len(self.batches) - self.num_complete)
 
-    @property
-    def seconds(self) -> float:
-        with self.lock:
-            now = time.perf_counter() - self.began if self.began else 0.0
-            return self.sampled_seconds + now
-
-    def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
-        """Fix the amount that the replay adds to the batches of the first `num_steps` steps, before
-        they are sampled. The `taken` batches will draw from the replay first."""
-        with self.lock:
-            promised = sum(batch.replayed for batch in [*taken, *self.batches])
-            promised += sum(self.replayed)
-            while self.num_asked + len(self.replayed) < num_steps + self.num_early:
-                self.replayed.append(int(self.slots.replay.room(self.settings.batch, promised)))
-                promised += self.replayed[-1]
+    def num_replayed(self) -> int:
+        """Return the amount that the replay adds to the next requested batch."""
+        return int(self.slots.replay.room(self.settings.batch, 0))
 
     def fill(self, version: int) -> bool:
         """Complete one more batch, with the policy after `version` updates; return False at the end
         of the run. This changes no state that an update changes."""
-        with self.lock:
-            self.began = time.perf_counter()
-            if self.settings.in_flight_updates:  # control must not depend on the clock
-                self.observe(self.num_sampled - self.settings.lead)
-            while len(self.batches) <= self.num_complete + self.num_early and self.ask():
-                pass
-            if len(self.batches) == self.num_complete:
-                self.began = None
-                return False
-            batch, *later = self.batches[self.num_complete :]
-        self.complete(batch, later, version)
+        batch = self.begin()
+        if batch is None:
+            return False
+        while batch.requested:
+            self.receive(batch, *self.sample(batch, version))
         return True
 
-    def take(self, num: int, until: float | None = None) -> list[Batch]:
+    def begin(self) -> Batch | None:
+        """Return the batch to complete next; None at the end of the run."""
+        self.began = time.perf_counter()
+        return self.batches[self.num_complete] if self.request() else None
+
+    def sample(self, batch: Batch, version: int) -> tuple[pl.DataFrame, Cost]:
+        """Sample and grade the requested groups of a batch; return them, and the cost."""
+        table = batch.fresh.table.filter(pl.col("group").is_in(batch.requested))
+        return self.collector.collect(self.prompts, table, version)
+
+    def receive(self, batch: Batch, table: pl.DataFrame, cost: Cost) -> None:
+        """Add the sampled groups to a batch, which is complete if the control requests no more."""
+        self.put_back(batch, table)
+        batch.cost += cost
+        batch.requested = []
+        if not self.request_more(batch):
+            batch.seconds = time.perf_counter() - self.began
+            self.num_complete += 1
+
+    def put_back(self, batch: Batch, table: pl.DataFrame) -> None:
+        """Replace the requested groups with the sampled ones."""
+        others = batch.fresh.table.filter(~pl.col("group").is_in(batch.requested))
+        table = pl.concat([others, table]).sort("group", maintain_order=True)
+        batch.fresh = replace(batch.fresh, table=table)
+
+    def take(self, num: int = 1, until: float | None = None) -> list[Batch]:
         """Return the next complete batches, at most `num`, and none after the batch that completes
         the share `until` of the run; an empty list at the end of the run."""
-        with self.lock:
-            taken = self.batches[: min(num, self.num_complete)]
-            if until is not None:
-                done = [batch.progress >= until - ROUNDING for batch in taken]
-                taken = taken[: done.index(True) + 1] if any(done) else taken
-            del self.batches[: len(taken)]
-            self.num_complete -= len(taken)
-            self.unobserved += taken
-            return taken
+        taken = self.batches[: min(num, self.num_complete)]
+        if until is not None:
+            done = [batch.progress >= until - ROUNDING for batch in taken]
+            taken = taken[: done.index(True) + 1] if any(done) else taken
+        del self.batches[: len(taken)]
+        self.num_complete -= len(taken)
+        self.unobserved += taken
+        return taken
 
     def observe(self, num_steps: int) -> None:
         """Let the slots `control` and `generate`, and the budget, observe the batches of the first
-        `num_steps` steps. No request may run at the same time."""
+        `num_steps` steps."""
         while self.unobserved and self.unobserved[0].step < num_steps:
             batch = self.unobserved.pop(0)
             self.slots.control.observe(batch.fresh)
@@ -187,28 +167,40 @@ class RolloutBuffer:
             if self.budget is not None:
                 self.budget.observe_step()
 
-    def ask(self) -> bool:
+    def oldest_version(self, version: int, steps: Sequence[Mapping[str, Any]]) -> int:
+        """Return the oldest policy that may have sampled a token of the next step: the present
+        one, after `version` updates. `steps` are the rows of the steps so far."""
+        return version
+
+    def describe(self) -> dict[str, float]:
+        """Return the control's values for the record."""
+        return {f"control/{name}": num for name, num in self.slots.control.describe().items()}
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any], pl.DataFrame]:
+        """Return the states of the slots, and the numbers and the rollouts of the queue."""
+        return self.slots.states(), self.numbers(), self.table()
+
+    def request(self) -> bool:
         """Request the next step's groups from the control; return False at the end of the run."""
-        step, limit = self.num_asked, self.settings.max_steps
+        step, limit = self.num_requested, self.settings.max_steps
         is_over = self.budget is not None and self.budget.is_over(self.num_ahead)
         if is_over or (limit is not None and step >= limit):
             return False
         choices = random_numbers(self.seed, step, CONTROL_STREAM)
         seeds = random_numbers(self.seed, step, SAMPLING_STREAM)
-        batch = Batch(step, self.replayed[0], choices, seeds)
-        if not self.ask_for_more(batch):
+        batch = Batch(step, self.num_replayed(), choices, seeds)
+        if not self.request_more(batch):
             return False
-        self.replayed.popleft()
         self.batches.append(batch)
-        self.num_asked += 1
+        self.num_requested += 1
         return True
 
-    def ask_for_more(self, batch: Batch) -> bool:
+    def request_more(self, batch: Batch) -> bool:
         """Request groups of a batch from the control, which gets the batch's rollouts so far;
         return False if it requests no more."""
         control, budget, ahead = self.slots.control, self.budget, self.num_ahead
         rollouts = batch.fresh if batch.num_requests else None
-        so_far = SoFar(rollouts, batch.num_requests, batch.replayed)
+        so_far = SoFar(rollouts, batch.num_requests, batch.num_replayed)
         if budget is not None:
             batch.target = batch.target or budget.most(ahead)
             so_far = replace(so_far, done=budget.done(ahead), most=batch.target)
@@ -246,68 +238,9 @@ class RolloutBuffer:
         new = new.with_columns(group=numbers_Q[owner_B])
         table = pl.concat([batch.fresh.table, new.table]).sort("group", maintain_order=True)
         batch.fresh = Rollouts(table, rows_Q)
-        batch.asked = [*dict.fromkeys(numbers_Q.tolist())]
+        batch.requested = [*dict.fromkeys(numbers_Q.tolist())]
         if request.joined is not None:
             batch.joined += numbers_Q[request.joined].tolist()
-
-    def complete(self, batch: Batch, later: Sequence[Batch], version: int) -> None:
-        """Sample and grade the groups of a batch until the control requests no more of them."""
-        while batch.asked:
-            table, until = self.in_flight(batch, later), None
-            if self.num_early:
-                until = len(batch.fresh.prompt_rows_Q), batch.step - self.settings.max_carried
-            table, cost = self.collector.collect(self.prompts, table, version, until)
-            with self.lock:
-                self.put_back(batch, later, table)
-                batch.cost += cost
-                batch.asked = []
-                if not self.ask_for_more(batch):
-                    self.count_complete(batch)
-
-    def count_complete(self, batch: Batch) -> None:
-        """Count a batch as complete, after the control's last request for it."""
-        assert self.began is not None
-        batch.seconds = time.perf_counter() - self.began
-        self.sampled_seconds, self.began = self.sampled_seconds + batch.seconds, None
-        self.num_complete += 1
-
-    def in_flight(self, batch: Batch, later: Sequence[Batch]) -> pl.DataFrame:
-        """Return the requested groups of a batch, followed by the groups of the next batch that are
-        sampled along with them: at most all of the next batch, and none if the next batch is in
-        another phase of the plan."""
-        table = batch.fresh.table.filter(pl.col("group").is_in(batch.asked))
-        if not later or later[0].phase != batch.phase:
-            return table
-        first = len(batch.fresh.prompt_rows_Q)
-        num = math.ceil((self.settings.over_provision - 1.0) * first)
-        beside = later[0].fresh.table.filter(pl.col("group") < num)
-        return pl.concat([table, beside.with_columns(pl.col("group") + first)])
-
-    def put_back(self, batch: Batch, later: Sequence[Batch], table: pl.DataFrame) -> None:
-        """Replace the requested groups with the sampled ones. With over-provisioning the batch gets
-        the first complete groups, and the others move to the next batch."""
-        since_B = table["since"].to_numpy()
-        table = with_values(table, {"since": np.where(since_B < 0, batch.step, since_B)})
-        if not self.num_early:
-            others = batch.fresh.table.filter(~pl.col("group").is_in(batch.asked))
-            table = pl.concat([others, table]).sort("group", maintain_order=True)
-            batch.fresh = replace(batch.fresh, table=table)
-            return
-        num = len(batch.fresh.prompt_rows_Q)
-        groups = Rollouts.of(table)
-        is_going_Q = np.bincount(groups.group_B, table["reason"] == UNFINISHED) > 0
-        complete = np.flatnonzero(~is_going_Q)[:num]
-        if len(complete) != num:
-            raise TrainingError(
-                f"step {batch.step}: sampling ended with {len(complete)} complete groups, but "
-                f"control requested {num}"
-            )
-        batch.fresh = groups.groups(complete)
-        if later:
-            left = groups.groups(np.setdiff1d(np.arange(len(is_going_Q)), complete))
-            behind = later[0].fresh
-            kept = np.arange(len(left.prompt_rows_Q), len(behind.prompt_rows_Q))
-            later[0].fresh = merge([left, behind.groups(kept)])
 
     def table(self) -> pl.DataFrame:
         """Return the rollouts of all batches, for a checkpoint. Mark complete batches as kept: from
@@ -321,24 +254,22 @@ class RolloutBuffer:
     def numbers(self) -> dict[str, Any]:
         """Return the state except for the rollouts, as JSON for a checkpoint."""
         return {
-            "num_asked": self.num_asked,
+            "num_requested": self.num_requested,
             "num_complete": self.num_complete,
             "num_unobserved": len(self.unobserved),
-            "replayed": [*self.replayed],
             "batches": [numbers_of(batch) for batch in [*self.unobserved, *self.batches]],
         }
 
     def restore(self, numbers: Mapping[str, Any], table: pl.DataFrame) -> None:
-        """Restore the state of the buffer from a checkpoint."""
-        self.num_asked = numbers["num_asked"]
+        """Restore the state of the queue from a checkpoint."""
+        self.num_requested = numbers["num_requested"]
         self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
-        self.replayed = deque(numbers["replayed"])
-        found = [
+        batches = [
             batch_of(values, Rollouts.of(table.filter(pl.col("batch") == place).select([*COLUMNS])))
             for place, values in enumerate(numbers["batches"])
         ]
-        self.unobserved, self.batches = found[:num], found[num:]
-        for batch in found[: num + self.num_complete]:
+        self.unobserved, self.batches = batches[:num], batches[num:]
+        for batch in batches[: num + self.num_complete]:
             batch.is_kept = True
 
 
