@@ -219,17 +219,17 @@ class Checkpoints:
         self.wait()
         return self.read(trunk_of(self.steps()[-1]))
 
-    def load(self, chosen: Path | None = None) -> Loaded | None:
-        """Return the checkpoint `chosen`, or the newest intact one, or None. Skip a damaged
+    def load(self, checkpoint: Path | None = None) -> Loaded | None:
+        """Return the given `checkpoint`, or the newest intact one, or None. Skip a damaged
         checkpoint, or one with a damaged part of the rollouts, with a warning. Raise ArtifactError
-        if `chosen` is damaged or belongs to another run."""
-        if chosen is not None:
-            self.check_fit(chosen)
+        if `checkpoint` is damaged or belongs to another run."""
+        if checkpoint is not None:
+            self.check_fit(checkpoint)
             try:
-                return self.read(chosen)
+                return self.read(checkpoint)
             except ArtifactError as error:
                 raise ArtifactError(
-                    f"--resume {chosen}: the checkpoint is damaged: {error}. Name another, or "
+                    f"--resume {checkpoint}: the checkpoint is damaged: {error}. Name another, or "
                     "omit --resume to resume from the newest intact one"
                 ) from error
         for folder in reversed(self.steps()):
@@ -245,16 +245,16 @@ class Checkpoints:
             )
         return None
 
-    def branch_from(self, chosen: Path) -> None:
-        """Unless the loaded checkpoint `chosen` is the newest, make a copy of it the newest, so
-        that the next restart resumes there. The checkpoints after `chosen` stay until `keep` newer
-        ones are written; until then, a run resumed by mistake can return to one of them."""
-        if self.steps() and chosen.resolve() == self.steps()[-1].resolve():
+    def branch_from(self, checkpoint: Path) -> None:
+        """Unless the loaded `checkpoint` is the newest, make a copy of it the newest, so
+        that the next restart resumes there. Those after `checkpoint` stay until `keep` newer ones
+        are written; until then, a run resumed by mistake can return to one of them."""
+        if self.steps() and checkpoint.resolve() == self.steps()[-1].resolve():
             return
-        # the work executed after `chosen` was not lost by a kill
-        self.note_work(read_index(chosen)["state"].get("work", {}))
-        copy_checkpoint(chosen, self.folder)
-        logger.warning("resuming from %s, which is now the newest checkpoint", chosen.name)
+        # the work executed after `checkpoint` was not lost by a kill
+        self.note_work(read_index(checkpoint)["state"].get("work", {}))
+        copy_checkpoint(checkpoint, self.folder)
+        logger.warning("resuming from %s, which is now the newest checkpoint", checkpoint.name)
 
     def read(self, folder: Path) -> Loaded:
         """Read one checkpoint and verify its parts. For a checkpoint of a branch, also verify the
@@ -271,29 +271,30 @@ class Checkpoints:
         self.parts = parts
         return loaded
 
-    def check_fit(self, chosen: Path) -> None:
-        """Raise ArtifactError, naming the differences, if `chosen` belongs to a run with another
+    def check_fit(self, checkpoint: Path) -> None:
+        """Raise ArtifactError, naming the differences, if `checkpoint` is of a run with another
         key, or was renamed. Log only a warning if nothing but the code differs."""
         mine = read_checked(self.folder / "key.json")
         try:
-            theirs = read_checked(chosen.parent / "key.json")
+            theirs = read_checked(checkpoint.parent / "key.json")
         except ArtifactError as error:
             raise ArtifactError(
-                f"--resume {chosen}: cannot check which run it belongs to: "
-                f"{chosen.parent / 'key.json'} is missing or damaged. Name a checkpoint of another "
-                "folder, or omit --resume"
+                f"--resume {checkpoint}: cannot check which run it belongs to: "
+                f"{checkpoint.parent / 'key.json'} is missing or damaged. Name a checkpoint of "
+                "another folder, or omit --resume"
             ) from error
-        if not NAME.fullmatch(chosen.name):
+        if not NAME.fullmatch(checkpoint.name):
             raise ArtifactError(
-                f"--resume {chosen}: restore the checkpoint's name, such as step-000000012-000004"
+                f"--resume {checkpoint}: restore the checkpoint's name, such as "
+                "step-000000012-000004"
             )
         different = [name for name in mine if mine[name] != theirs.get(name)]
         if different == ["code"]:
-            logger.warning("--resume %s: its steps were made by other code", chosen)
+            logger.warning("--resume %s: its steps were made by other code", checkpoint)
         elif different:
             raise ArtifactError(
-                f"--resume {chosen} belongs to another run: {', '.join(different)} differ. Omit "
-                "--resume to start over, or restore the parameters"
+                f"--resume {checkpoint} belongs to another run: {', '.join(different)} differ. "
+                "Omit --resume to start over, or restore the parameters"
             )
 
     def note_work(self, executed: Mapping[str, float]) -> None:
@@ -329,15 +330,15 @@ def name_in(folder: Path, step: int, *, on_branch: bool) -> str:
     return f"step-{step:09d}-{last + 1:06d}{BRANCH if on_branch else ''}"
 
 
-def copy_checkpoint(chosen: Path, folder: Path) -> None:
+def copy_checkpoint(checkpoint: Path, folder: Path) -> None:
     """Copy a checkpoint into a folder, as its newest one, with everything that it needs: its parts
     of rollouts, and the trunk's checkpoint where a branch started."""
-    is_here = chosen.parent.resolve() == folder.resolve()
+    is_here = checkpoint.parent.resolve() == folder.resolve()
     copy: Callable[[Any, Any], Any] = os.link if is_here else shutil.copy
-    for name in [] if is_here else read_parts(chosen):
-        shutil.copy(chosen.parent / name, folder / f".{name}")
+    for name in [] if is_here else read_parts(checkpoint):
+        shutil.copy(checkpoint.parent / name, folder / f".{name}")
         os.replace(folder / f".{name}", folder / name)
-    for path in dict.fromkeys([trunk_of(chosen), chosen]):
+    for path in dict.fromkeys([trunk_of(checkpoint), checkpoint]):
         name = name_in(folder, int(path.name.split("-")[1]), on_branch=is_branch(path))
         shutil.rmtree(folder / f".{name}", ignore_errors=True)
         shutil.copytree(path, folder / f".{name}", copy_function=copy)

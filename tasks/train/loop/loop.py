@@ -40,14 +40,14 @@ def train(
     settings: CheckpointSettings,
     record: Record,
     extent: tuple[float | None, str] = (None, "rollout"),
-    chosen: Path | None = None,
+    checkpoint: Path | None = None,
 ) -> dict[str, float]:
-    """Train to the end of the run, from the checkpoint `chosen` or the newest one. Return the work
+    """Train to the end of the run, from the given `checkpoint` or the newest one. Return the work
     lost to kills ({} on ranks above 0). `record(values, step, charged FLOPs)` is called for every
     trunk step and every curve point; `extent` is the run's length and unit for the progress bar.
     Raise KeyboardInterrupt (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
     ranks, state = trainer.run.ranks, trainer.state
-    resume(trainer, checkpoints, chosen)
+    resume(trainer, checkpoints, checkpoint)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.work) if ranks.is_main else {}
     with (
@@ -165,17 +165,19 @@ def check_versions(trainer: Trainer, fresh: Rollouts) -> int:
 def stop_requested() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether Ctrl-C or SIGTERM has requested a stop after the step.
     A second signal stops at once."""
-    asked: list[int] = []
+    signals: list[int] = []
 
-    def ask(number: int, frame: object) -> None:
-        if asked:
+    def on_signal(number: int, frame: object) -> None:
+        if signals:
             raise KeyboardInterrupt(signal.Signals(number).name)
-        asked.append(number)
+        signals.append(number)
         logger.warning("finishing the step, then writing a checkpoint (repeat to stop at once)")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

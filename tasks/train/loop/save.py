@@ -85,21 +85,21 @@ def write_shards(
     return dict(each for each in ranks.all_gather(written) if each is not None)
 
 
-def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
-    """Restore the trainer from `chosen` or the newest checkpoint, if there is one."""
-    loaded = checkpoints.load(chosen)
+def resume(trainer: Trainer, checkpoints: Checkpoints, checkpoint: Path | None) -> None:
+    """Restore the trainer from `checkpoint` or the newest checkpoint, if there is one."""
+    loaded = checkpoints.load(checkpoint)
     if loaded is not None and (what := unreadable_part(trainer, loaded)):
         raise ArtifactError(
-            f"{chosen or checkpoints.folder} is from other code, which stored {what} differently: "
-            "omit --resume, or delete this folder, to start over"
+            f"{checkpoint or checkpoints.folder} is from other code, which stored {what} "
+            "differently: omit --resume, or delete this folder, to start over"
         )
     found = None if loaded is None else loaded[1]["num_steps"]
     if len(set(trainer.run.ranks.all_gather(found))) > 1:
         raise TrainingError(
             "the processes of this run found different checkpoints: is the data root shared by all?"
         )
-    if chosen is not None and trainer.run.ranks.is_main:
-        checkpoints.branch_from(chosen)
+    if checkpoint is not None and trainer.run.ranks.is_main:
+        checkpoints.branch_from(checkpoint)
     trainer.run.ranks.barrier()  # other ranks must not read the folder meanwhile
     if loaded is not None:
         restore(trainer, loaded)

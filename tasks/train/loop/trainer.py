@@ -267,7 +267,7 @@ class Trainer:
         return self.state.curve[-1]
 
     @cached_property
-    def asked(self) -> Rollouts:
+    def unsampled(self) -> Rollouts:
         """The rollouts of a validation, still without tokens."""
         return validation_rollouts(self.validation, self.run.settings.validation.num_samples)
 
@@ -276,7 +276,7 @@ class Trainer:
         self.weights.check_before_validation()
         state = self.state
         with state.timed("validate"):
-            rates, cost = self.collector.pass_rates(self.validation, self.asked)
+            rates, cost = self.collector.pass_rates(self.validation, self.unsampled)
         account = {**cost.as_account(), "executed": cost.flops + cost.judged_flops}
         state.ledger.add("evaluate", **account)
         low, high = bootstrap_interval(rates, VALIDATION_DRAWS, np.random.default_rng(0))
