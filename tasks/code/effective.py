@@ -73,6 +73,8 @@ FORECAST = (
     "select",
     "replay",
     "warm_start",
+    "kl_coefficient",
+    "reference",
 )  # keys of `train` for a forecast
 
 
@@ -167,6 +169,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
                 # determines whether a slot reads the profile's samples
                 **{slot: {"method": train[slot]["method"]} for slot in SLOTS},
                 **{key: train[key] for key in FORECAST},
+                "loss": {key: train["loss"].get(key) for key in ("method", "entropy")},
             },
         }
         engine = {key: whole["engine"][key] for key in SAMPLER} | altering

@@ -99,7 +99,8 @@ READERS: dict[str, set[str]] = {
     **dict.fromkeys(
         (f"train.{slot}.method" for slot in ("control", "generate", "advantage", "loss")), CELL
     ),
-    **dict.fromkeys(("train.select", "train.replay"), CELL),
+    **dict.fromkeys(("train.select", "train.replay", "train.loss.entropy"), CELL),
+    **dict.fromkeys(("train.kl_coefficient", "train.reference"), CELL),
     "evaluate": {"baseline", "grpo/evaluate"},
     "report": {"report"},
     **{key: set[str]() for key in ("store", "learner", "guards", "checkpoint", "tracking")},
