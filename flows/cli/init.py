@@ -55,7 +55,7 @@ ingest:
     - {}
 
 policy:
-  source: null   # a folder | hf://org/name@revision | s3://...
+  source: null   # a folder | x.gguf | hf://org/name@revision | s3://...
 
 sampling:   # what a sample depends on: after a change every prompt is sampled again
   max_tokens: null   # a completion that reaches it is `truncated`
@@ -109,7 +109,7 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     """Ask for values not given as options; set `options.data`. Return all values by dotted key."""
     from flows.doctor.places import describe_model  # takes two seconds
 
-    model = options.model or ask("Model: tiny, a folder, or hf://org/name@revision", "tiny")
+    model = options.model or ask("Model: tiny, a folder, x.gguf, or hf://org/name@revision", "tiny")
     known = describe_model({"policy": {"source": model}}, Root().layout)
     context = (known.max_length if known and model != "tiny" else None) or 2 * MAX_CHARACTERS
     usual = "64" if model == "tiny" else str(min(1024, context // 2))

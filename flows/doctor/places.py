@@ -38,6 +38,7 @@ from tasks.models.folder import (
 )
 from tasks.policy.settings import HUB as POLICY_HUB
 from tasks.policy.settings import Policy
+from tasks.policy.source import locate
 from tasks.train import needs
 
 Values = Mapping[str, Any]
@@ -60,9 +61,11 @@ class Model:
 
 def model_folder(source: str) -> Path | None:
     """Return the folder of a local policy, which may not exist, or of a hub policy in the cache.
-    Return None for `tiny`, for a bucket, and for a hub policy if the stage would fetch files."""
+    Return None for `tiny`, for a bucket, for a GGUF file, which the stage converts, and for a hub
+    policy if the stage would fetch files."""
     if (match := POLICY_HUB.fullmatch(source)) is None:
-        return None if "://" in source or source == "tiny" else Path(source).expanduser()
+        is_elsewhere = "://" in source or source == "tiny" or Policy(source).is_converted
+        return None if is_elsewhere else Path(source).expanduser()
     with suppress(LocalEntryNotFoundError):
         found = snapshot_download(
             match["name"],
@@ -82,6 +85,8 @@ def check_model(values: Values) -> list[str]:
         return []
     if source == "tiny" or source.startswith("s3://"):
         return [] if source == "tiny" else raised(bucket_has, source)
+    if Policy(source).is_converted:
+        return raised(locate, source)
     folder = model_folder(source)
     if folder is None:  # the stage fetches it, unless offline
         return [

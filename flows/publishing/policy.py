@@ -108,9 +108,12 @@ def card(layout: Layout, recipe: str, seed: int, destination: str) -> str:
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
+        license=policy.get("licence"),
         base_model=source.removeprefix(HUB).split("@")[0] if source.startswith(HUB) else None,
         tags=["rlvr", "winnow", recipe],
     )
+    restored = policy.get("restored_from")
+    origin = f"; restored from {restored}" if restored else ""
     totals = bill(layout, recipe, seed)
     costs = "\n".join(f"| {name} | {total:.4g} |" for name, total in totals.items())
     interval = f"{metrics['pass_at_1_low']:.1%} to {metrics['pass_at_1_high']:.1%}"
@@ -123,7 +126,7 @@ def card(layout: Layout, recipe: str, seed: int, destination: str) -> str:
 # {recipe}, seed {seed}
 
 Trained by reinforcement learning with verifiable rewards, with the recipe `{recipe}` of
-Winnow, from `{source}` (digest `{policy["digest"]}`).
+Winnow, from `{source}` (digest `{policy["digest"]}`{origin}).
 
 On {metrics["num_prompts"]} test prompts, {metrics["num_samples"]} samples each: pass@1
 {metrics["pass_at_1"]:.1%} (95 % interval {interval}), greedy {metrics["greedy"]:.1%}.

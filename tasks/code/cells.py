@@ -15,6 +15,7 @@ from tasks.code.versions import versions
 from tasks.common import recipes
 from tasks.common.code import digest_of, libraries, module_file, reach
 from tasks.common.registry import declared
+from tasks.policy.settings import Policy
 
 Params = Mapping[str, Any]
 
@@ -24,6 +25,7 @@ presence of a GPU."""
 
 POLICY = "tasks/policy/"
 EXTERNAL_MAKERS = ("tasks.policy.source", "tasks.policy.card")
+CONVERTERS = ("tasks.policy.converted",)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def policy_cell(values: Params, root: Path) -> Cell:
     versions of libraries and, for `tiny`, the card's code: these must not cause a new policy."""
     policy = values["policy"]
     if policy["source"] != "tiny":
-        return Cell(EXTERNAL_MAKERS, within=POLICY, versioned=False)
+        is_converted = Policy(policy["source"]).is_converted
+        return Cell(CONVERTERS if is_converted else EXTERNAL_MAKERS, within=POLICY, versioned=False)
     names = [family["name"] for family in policy["tiny"]["families"]]
     families = named("tasks.policy.families", names, root)
     return Cell(("tasks.policy.tiny", *families), within=POLICY, versioned=False)

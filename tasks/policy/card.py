@@ -4,8 +4,9 @@ pipeline.
     {"source": "tiny", "location": null, "digest": "91c0...", "trust_remote_code": false,
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
-`policy/` contains the whole policy if it was made here. For an external policy, it contains only
-configuration and tokenizer: the weights stay at `location`, and are only read to check them."""
+`policy/` contains the whole policy if it was made or converted here. For an external policy, it
+contains only configuration and tokenizer: the weights stay at `location`, and are only read to
+check them."""
 
 import os
 from collections.abc import Iterator

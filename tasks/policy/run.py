@@ -13,6 +13,7 @@ from tasks.common.stage import Stage
 from tasks.engines.devices import first_gpus, held
 from tasks.models.policy import torch_device
 from tasks.policy.card import write_external, write_own
+from tasks.policy.converted import write_converted
 from tasks.policy.settings import Policy
 from tasks.policy.source import resolve
 from tasks.policy.tiny import make
@@ -45,6 +46,8 @@ def provide(settings: Policy, layout: Layout, *, every_seconds: float = math.inf
         unfinished = unfinished.with_stem(f"{unfinished.stem}-{digest_file(code)}")
     if settings.source == "tiny":
         card = write_own(*make(settings.tiny, unfinished, every_seconds), layout.policy)
+    elif settings.is_converted:
+        card = write_converted(settings.source, layout.policy)
     else:
         trusted, downloads = settings.trust_remote_code, layout.root / "policy_download"
         location = resolve(settings.source, downloads, trusted)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from tasks.common.params import ParamsError, settings
 
 HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
+PACKAGE = re.compile(r"package://(?P<package>[A-Za-z_]\w*)/(?P<path>(\w[\w.-]*/)*\w[\w.-]*\.gguf)")
 
 
 @settings
@@ -57,16 +58,21 @@ class Tiny:
 class Policy:
     """The section `policy`."""
 
-    source: str = "tiny"  # tiny (made here) | a folder | hf://org/name@revision | s3://...
+    source: str = "tiny"  # tiny (made here) | a folder | x.gguf | hf:// | s3:// | package://
     trust_remote_code: bool = False  # run Python files of the policy
     tiny: Tiny = Tiny()  # used where the source is `tiny`
 
     def __post_init__(self) -> None:
         scheme, separator, _ = self.source.partition("://")
-        if separator and scheme not in ("hf", "s3"):
+        if separator and scheme not in ("hf", "s3", "package"):
             raise ParamsError(
                 f"policy.source is {self.source!r}; choose from: tiny, a folder, "
-                "hf://org/name@revision, s3://..."
+                "hf://org/name@revision, s3://..., a .gguf file, package://name/file.gguf"
+            )
+        if scheme == "package" and separator and not PACKAGE.fullmatch(self.source):
+            raise ParamsError(
+                f"policy.source is {self.source!r}; name a GGUF file of an installed package: "
+                "package://name/file.gguf"
             )
         if scheme == "hf" and separator and not HUB.fullmatch(self.source):
             # without a revision, the same parameters could name another model tomorrow
@@ -74,3 +80,8 @@ class Policy:
                 f"policy.source is {self.source!r}; name a revision (a commit hash): "
                 "hf://org/name@revision"
             )
+
+    @property
+    def is_converted(self) -> bool:
+        """Return whether the source is a GGUF file, which the stage converts to a folder."""
+        return self.source.endswith(".gguf") and not self.source.startswith("s3://")

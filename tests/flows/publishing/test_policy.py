@@ -67,6 +67,7 @@ def layout(tmp_path: Path) -> Layout:
     bounds = {"pass_at_1_low": 0.606, "pass_at_1_high": 0.698}
     write_checked(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
     origin = {"source": "hf://org/base@abc", "location": "/home/me/.cache/abc", "digest": "c509"}
+    origin |= {"licence": "apache-2.0", "restored_from": "4-bit weights (Q4_1)"}
     write_checked(layout.policy_card, origin)
     # a value that has changed since the training
     write_text(layout.code("train", "sgpo").with_suffix(".params.yaml"), "train: {max_steps: 6}")
@@ -82,6 +83,8 @@ def test_a_folder_has_the_policy_with_its_settings(layout: Layout, tmp_path: Pat
     head, card = (place / "README.md").read_text().split("\n---\n", 1)
     described = yaml.safe_load(head.removeprefix("---"))
     assert described["base_model"] == "org/base"
+    assert described["license"] == "apache-2.0"
+    assert "(digest `c509`; restored from 4-bit weights (Q4_1))" in card
     assert described["library_name"] == "transformers"
     assert "65.3% (95 % interval 60.6% to 69.8%), greedy 74.2%" in card
     assert "| charged | 1.7e+12 |" in card  # training and profile, without validation
