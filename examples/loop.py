@@ -3,21 +3,19 @@
     python examples/loop.py [--steps 20] [--threads 2]
 
 Profile every prompt once, drop prompts that are always or never solved, and size each group by its
-pass rate (sGPO). Then sample, grade, estimate and update. The policy in data/policy learns sums.
+pass rate (sGPO). Then sample, grade, estimate and update. The embedded policy learns sums.
 
 `winnow run` adds the recipe's other slots (choice of the next prompts, replay, selection), stored
 and reused samples, checkpoints, cost accounts, sampling during the update, and several processes.
 `tasks/train/loop/loop.py` is the same loop with all of these."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import reasoning_gym
 import torch
 from tqdm import tqdm
 
-from tasks.common.layout import Layout
 from tasks.engines.engine import Engine, Request, sample_seed
 from tasks.engines.loading import load_engine
 from tasks.engines.settings import EngineSettings, Sampling
@@ -25,6 +23,7 @@ from tasks.grading.grader import Answer, Grader
 from tasks.grading.settings import Verify
 from tasks.models.policy import load_model, load_tokenizer, read_policy, torch_device
 from tasks.models.prompts import decode
+from tasks.policy.source import EMBEDDED
 from tasks.train.data.columns import Ints
 from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.learner.learner import Learner
@@ -108,7 +107,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    policy = read_policy(Layout(Path("data")))
+    policy = read_policy(EMBEDDED)
     device = torch_device("auto")
     model = load_model(policy.folder, dtype=torch.float32, device=device)
     engine = load_engine(EngineSettings(name="hf"), policy, model)

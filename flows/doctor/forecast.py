@@ -25,7 +25,9 @@ from tasks.common.accounting.spending import generation_cost
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
-from tasks.common.params import ParamsError, Problems
+from tasks.common.params import ParamsError, Problems, section
+from tasks.policy.settings import Policy
+from tasks.policy.source import is_embedded
 from tasks.train import needs
 from tasks.train.settings import TrainSettings
 
@@ -160,11 +162,12 @@ def sampled(
 
 
 def of_policy(world: World) -> Cost:
-    """Return the cost of training the tiny policy; downloading another policy is not estimated."""
-    policy = world.values["policy"]
-    if policy["source"] != "tiny":
+    """Return the cost of training the tiny policy, unless it is the embedded one, which is copied.
+    Fetching or converting another policy is not estimated."""
+    settings = section(world.values, "policy", Policy)
+    if settings.source != "tiny" or is_embedded(settings.tiny, world.layout.code("policy")):
         return spent(NOTHING, NOTHING, NOTHING, 0)
-    tokens = exactly(float(policy["tiny"]["training"]["tokens"]))
+    tokens = exactly(settings.tiny.training.tokens)
     flops = tokens * (6.0 * world.architecture.num_matmul_parameters)
     return spent(tokens, flops, flops.at(world.rates.updates), 0)
 

@@ -20,11 +20,6 @@ def how_to_restore(path: Path) -> str:
     root, stage, digest = record
     is_main = root == project
     command = "`winnow run" + ("`" if is_main else f" --data {root.relative_to(project)}`")
-    if stage == "policy" and is_main:  # it is in git, not in DVC's cache
-        return (
-            f"Restore it from git (git checkout -- {os.path.relpath(path)}), or delete it and run "
-            f"{command}: the stage policy recreates it"
-        )
     if copy := damaged_copy(project / ".dvc" / "cache" / "files" / "md5", digest):
         return (
             f"Delete it and its copy in DVC's cache, {os.path.relpath(copy)}, which is damaged as "

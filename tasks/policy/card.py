@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, follow_folder, sync_folder, temporary_folder
 from tasks.common.progress import progress
 from tasks.models.folder import (
@@ -34,9 +35,11 @@ from tasks.models.policy import (
     copy_files,
     describe,
     load_tokenizer,
+    read_policy,
     save_policy,
     stop_token_ids,
 )
+from tasks.policy.source import EMBEDDED
 
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PIECE = 2**24  # numbers checked at once
@@ -49,6 +52,14 @@ def write_own(
     with whole_folder(folder) as temporary:
         save_policy(model, tokenizer, temporary)
     return card("tiny", None, policy_digest(folder), False, describe(model))
+
+
+def write_embedded(folder: Path) -> dict[str, Any]:
+    """Copy the embedded policy to `folder`. Return its card."""
+    embedded = read_policy(EMBEDDED)  # refuses damaged files
+    with whole_folder(folder) as temporary:
+        copy_files(("*",), embedded.folder, temporary)
+    return read_checked(EMBEDDED.policy_card)
 
 
 def write_external(

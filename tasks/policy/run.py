@@ -12,10 +12,10 @@ from tasks.common.layout import Layout
 from tasks.common.stage import Stage
 from tasks.engines.devices import first_gpus, held
 from tasks.models.policy import torch_device
-from tasks.policy.card import write_external, write_own
+from tasks.policy.card import write_embedded, write_external, write_own
 from tasks.policy.converted import write_converted
 from tasks.policy.settings import Policy
-from tasks.policy.source import resolve
+from tasks.policy.source import is_embedded, resolve
 from tasks.policy.tiny import make
 from tasks.train.settings import CheckpointSettings
 
@@ -38,13 +38,15 @@ def main(stage: Stage) -> None:
 
 
 def provide(settings: Policy, layout: Layout, *, every_seconds: float = math.inf) -> dict[str, Any]:
-    """Train the tiny policy, or fetch the external one, and write it to `policy/`. Write and return
+    """Copy or train the tiny policy, or fetch the external one, to `policy/`. Write and return
     its card, `policy.json`. Training saves a checkpoint every `every_seconds`, and resumes from one
     that the same code saved. All checkpoints of the policy are deleted at the end."""
     unfinished, code = layout.unfinished_policy, layout.code("policy")
     if code.exists():
         unfinished = unfinished.with_stem(f"{unfinished.stem}-{digest_file(code)}")
-    if settings.source == "tiny":
+    if settings.source == "tiny" and is_embedded(settings.tiny, code):
+        card = write_embedded(layout.policy)
+    elif settings.source == "tiny":
         card = write_own(*make(settings.tiny, unfinished, every_seconds), layout.policy)
     elif settings.is_converted:
         card = write_converted(settings.source, layout.policy)

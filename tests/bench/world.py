@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.common.checksums import write_checked
 from tasks.models.policy import save_policy
+from tasks.policy.source import EMBEDDED
 from tests.files import PROJECT as PROJECT
 from tests.parameters import every_value
 from tests.policies import place_policy
@@ -63,7 +64,7 @@ def make_world(
 def place_embedded(layout: Layout) -> None:
     """Copy the embedded policy to a data root."""
     shutil.copytree(PROJECT / "data" / "policy", layout.policy)
-    shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
+    shutil.copy(EMBEDDED.policy_card, layout.policy_card)
 
 
 def make_large(layout: Layout) -> None:

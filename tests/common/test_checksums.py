@@ -83,7 +83,7 @@ def write_lock(root: str, **outputs: dict[str, str]) -> None:
     ("path", "words"),
     [
         ("data/prompts/test.parquet", "run `winnow run`: the stage ingest restores"),
-        ("data/policy/a", r"Restore it from git \(git checkout -- data/policy/a\)"),
+        ("data/policy/a", "run `winnow run`: the stage policy restores"),
         ("data/runs/a/0/train/policy", "stage train@a-0 restores"),
         ("other/policy/a", "`winnow run --data other`: the stage policy restores"),
         ("families/x/profile/flops.json", "run the same command again"),

@@ -11,6 +11,7 @@ from tasks.common.artifacts import Layout
 from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file
 from tasks.common.tracking import Tracking, pipelines, system, track
+from tasks.policy.source import EMBEDDED
 from tests.common.record import LOCAL, away, pending_files, runs_of
 from tests.files import commit_all
 from tests.stages import give_record
@@ -251,7 +252,7 @@ def test_mlflow_loads_champion_and_candidate_by_their_aliases(
 
     folder = layout.train("sgpo", 0)
     folder.mkdir(parents=True)
-    shutil.copytree(ROOT / "data" / "policy", folder / "policy")
+    shutil.copytree(EMBEDDED.policy, folder / "policy")
     (folder / "curve.parquet").write_text("0.6")
     with track(Tracking(None, "winnow", 1.0, []), layout, "train", "sgpo", 0) as tracker:
         tracker.model("sgpo/0", folder / "policy", "abc")

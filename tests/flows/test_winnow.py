@@ -16,6 +16,7 @@ from flows.cli import costs, init
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
+from tasks.policy.source import EMBEDDED
 from tests.flows.project import ROOT, Project, lines
 from tests.parameters import every_value
 from tests.patience import PATIENCE
@@ -119,7 +120,7 @@ def test_make_env_says_what_to_do_next(tmp_path: Path) -> None:
 
 
 def test_plan_and_doctor_end_with_the_budget(project: Project) -> None:
-    shutil.copy(ROOT / "data/policy.json", project.root / "data/policy.json")
+    shutil.copy(EMBEDDED.policy_card, project.root / "data/policy.json")
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     for word in ("plan", "doctor"):
         output = project.winnow(word, "--price", "2")
@@ -170,7 +171,7 @@ def test_validation_that_costs_more_than_training_is_noted(tmp_path: Path) -> No
     """The budget buys rollouts only, and 22 points of the curve are validated besides."""
     values = every_value() | {"experiment": every_value()["experiment"] | {"recipes": ["grpo"]}}
     values["experiment"]["budget"] = {"account": "executed", "amount": 1e11}
-    shutil.copy(ROOT / "data/policy.json", tmp_path / "policy.json")
+    shutil.copy(EMBEDDED.policy_card, tmp_path / "policy.json")
     text = costs.bought(values, Layout(tmp_path), ["grpo"], None)
     assert "validation" in text.splitlines()[1].split()
     assert "note: recipe 'grpo': validation takes " in text

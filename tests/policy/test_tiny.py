@@ -1,6 +1,8 @@
 """The stage policy: the tiny policy."""
 
+import dataclasses
 import random
+import shutil
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -9,7 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tasks.code.__main__ import write
+from tasks.common import params
 from tasks.common.artifacts import Layout
+from tasks.common.code import ROOT
+from tasks.common.files import write_json
 from tasks.common.params import ParamsError, parse
 from tasks.models.folder import policy_digest
 from tasks.models.policy import read_policy, stop_token_ids
@@ -19,6 +25,7 @@ from tasks.policy.families import products
 from tasks.policy.families.chain_sum import PHRASES, worked
 from tasks.policy.run import provide
 from tasks.policy.settings import Family, Policy, Tiny, Training
+from tasks.policy.source import EMBEDDED, is_embedded
 from tasks.policy.tiny import make, untrained
 from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
 from tasks.policy.training import IGNORED, batches, collate, learning_rate, train
@@ -234,6 +241,26 @@ def test_tiny_policy_is_an_ordinary_model(tmp_path):
     assert (model.config.head_dim, model.config.tie_word_embeddings) == (32, True)
     assert stop_token_ids(policy.folder, tokenizer) == (tokenizer.eos_token_id,)
     assert model.dtype == torch.float32
+
+
+def test_embedded_policy_is_copied_where_code_and_settings_made_it(tmp_path):
+    values, layout = params.load(ROOT / "params.yaml"), Layout(tmp_path)
+    write(values, ROOT, layout.code_folder)
+    settings, code = params.section(values, "policy", Policy), layout.code("policy")
+    assert is_embedded(settings.tiny, code), (
+        "code or settings that make the tiny policy have changed. Run `winnow run --until policy`, "
+        "then copy data/policy, data/policy.json and data/code/policy.* to tasks/policy/embedded"
+    )
+    assert not is_embedded(dataclasses.replace(settings.tiny, seed=1), code)
+    card = provide(settings, layout)
+    assert card["digest"] == read_policy(layout).digest == "c509b7b8aa5d98bd"
+    assert layout.policy_card.read_bytes() == EMBEDDED.policy_card.read_bytes()
+    write_json(code, {"files": {}, "versions": {}})
+    assert not is_embedded(settings.tiny, code)
+    write_json(layout.policy_card, {})
+    shutil.rmtree(layout.policy)
+    code.unlink()  # of a stage that runs alone: its settings decide
+    assert provide(settings, layout) == card
 
 
 def section(**changes: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from flows.benchmark.tables import page, write_tables
 from flows.cli import bench
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError, WriteError, write_json
-from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
+from tasks.policy.source import EMBEDDED
 from tests.flows.benchmark.test_headline import line as line_of
 from tests.parameters import every_value
 from tests.patience import PATIENCE
@@ -320,7 +320,7 @@ def test_a_small_benchmark_from_end_to_end(tmp_path: Path) -> None:
     family, work = ("small", protocol.families["small"]), tmp_path / "work"
     changed = make_cell(values, family, "grpo", 100, 0, "test", {}).params
     for _ in range(2):
-        prepare_family(work, "small", dict(changed), Layout(ROOT / "data"))
+        prepare_family(work, "small", dict(changed), EMBEDDED)
         marks = sorted(path.stat().st_mtime_ns for path in (work / "families").rglob("*.parquet"))
     file = tmp_path / "protocol.jsonl"
     while cell := next(runnable(protocol, values, read_results(file)), None):
@@ -350,7 +350,7 @@ def test_a_small_benchmark_from_end_to_end(tmp_path: Path) -> None:
     assert len(due(protocol, values, read_lines(file))) == 6
     write_json(facts_file(file), {"small": {"pass_rate": 0.123}})
     with pytest.raises(ParamsError, match=r"here, and 12\.30% in .*CPU of another model"):
-        runner.prepare(protocol, values, work, file, Layout(ROOT / "data"))
+        runner.prepare(protocol, values, work, file, EMBEDDED)
 
 
 def test_a_failed_cell_has_a_line(
