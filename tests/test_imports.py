@@ -58,6 +58,7 @@ LAYERS = {
     "code": {"code", "common", "train.loading", "allocate.planning"},
 }
 ABOVE_STAGES = {"doctor", "benchmark", "reading", "publishing"}  # rooms of the flows
+READS_SOURCES = {"policy"}  # of demonstrations
 NO_STORE = {"train"}  # it samples from the engine directly
 
 
@@ -69,6 +70,7 @@ def allowed(relative: Path) -> set[str]:
     rooms = LAYERS.get(
         part, {part, *LAYERS} - {"code"} - ({"store"} if part in NO_STORE else set())
     )
+    rooms = rooms | ({"ingest"} if part in READS_SOURCES else set())
     return {f"tasks.{room}" for room in rooms} if part else set()
 
 

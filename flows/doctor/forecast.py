@@ -162,12 +162,14 @@ def sampled(
 
 
 def of_policy(world: World) -> Cost:
-    """Return the cost of training the tiny policy, unless it is the embedded one, which is copied.
-    Fetching or converting another policy is not estimated."""
+    """Return the cost of supervised training, and of training the tiny policy, unless it is the
+    embedded one, which is copied. Fetching or converting another policy is not estimated."""
     settings = section(world.values, "policy", Policy)
-    if settings.source != "tiny" or is_embedded(settings.tiny, world.layout.code("policy")):
+    tokens = exactly(settings.supervised.training.tokens if settings.supervised else 0.0)
+    if settings.source == "tiny" and not is_embedded(settings.tiny, world.layout.code("policy")):
+        tokens += exactly(settings.tiny.training.tokens)
+    if not tokens.high:
         return spent(NOTHING, NOTHING, NOTHING, 0)
-    tokens = exactly(settings.tiny.training.tokens)
     flops = tokens * (6.0 * world.architecture.num_matmul_parameters)
     return spent(tokens, flops, flops.at(world.rates.updates), 0)
 

@@ -32,8 +32,11 @@ def check(values: Values) -> tuple[list[str], dict[str, Any] | None]:
 
 
 def check_sources(values: Values) -> None:
-    """Check the entries of `ingest.sources` as `ingest` does before it reads a row."""
+    """Check the entries of `ingest.sources` as `ingest` does before it reads a row, and those of
+    `policy.supervised`."""
     sources(section(values, "ingest", Ingest).sources)
+    supervised = section(values, "policy", Policy).supervised
+    sources(supervised.sources if supervised else [])
 
 
 def check_families(values: Values) -> None:

@@ -30,13 +30,13 @@ CONVERTERS = ("tasks.policy.converted",)
 
 @dataclass(frozen=True)
 class Cell:
-    """The modules from which a cell's code is reached. `within` restricts the files to a folder;
+    """The modules from which a cell's code is reached. `within` restricts the files to folders;
     `versioned` states whether the versions of the cell's libraries count. `read` are modules whose
     files the cell reads but does not run."""
 
     modules: tuple[str, ...]
     read: tuple[str, ...] = ()
-    within: str = ""
+    within: tuple[str, ...] = ("",)
     versioned: bool = True
 
     def digests(self, root: Path) -> dict[str, Any]:
@@ -63,8 +63,10 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
     """Return every cell of the experiment, keyed by the name of its digest file without the suffix.
     `values` are complete (see `effective.py`)."""
     engines, verifiers = engine_modules(values, root), verifier_modules(values, root)
+    supervised = values["policy"]["supervised"] or {"sources": []}
+    entries = [*values["ingest"]["sources"], *supervised["sources"]]
     by_name = {
-        "ingest": Cell(("tasks.ingest.__main__", *source_modules(values, root), *verifiers)),
+        "ingest": Cell(("tasks.ingest.__main__", *source_modules(entries, root), *verifiers)),
         "policy": policy_cell(values, root),
         "profile": Cell(("tasks.profile.__main__", *engines, *verifiers)),
         "baseline": Cell(("tasks.evaluate.__main__", *engines, *verifiers)),
@@ -91,13 +93,17 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
 def policy_cell(values: Params, root: Path) -> Cell:
     """Return the cell of the code that makes the policy. It excludes code outside POLICY, the
     versions of libraries and, for `tiny`, the card's code: these must not cause a new policy."""
-    policy = values["policy"]
+    policy, makers = values["policy"], tuple[str, ...]()
     if policy["source"] != "tiny":
-        is_converted = Policy(policy["source"]).is_converted
-        return Cell(CONVERTERS if is_converted else EXTERNAL_MAKERS, within=POLICY, versioned=False)
-    names = [family["name"] for family in policy["tiny"]["families"]]
-    families = named("tasks.policy.families", names, root)
-    return Cell(("tasks.policy.tiny", *families), within=POLICY, versioned=False)
+        makers = CONVERTERS if Policy(policy["source"]).is_converted else EXTERNAL_MAKERS
+    else:
+        names = [family["name"] for family in policy["tiny"]["families"]]
+        makers = ("tasks.policy.tiny", *named("tasks.policy.families", names, root))
+    if policy["supervised"] is None:
+        return Cell(makers, within=(POLICY,), versioned=False)
+    read = source_modules(policy["supervised"]["sources"], root)
+    makers = (*makers, "tasks.policy.supervised", *read)
+    return Cell(makers, within=(POLICY, "tasks/ingest/"), versioned=False)
 
 
 def engine_modules(values: Params, root: Path) -> list[str]:
@@ -105,8 +111,8 @@ def engine_modules(values: Params, root: Path) -> list[str]:
     return named("tasks.engines", AUTO_ENGINES if name == "auto" else [name], root)
 
 
-def source_modules(values: Params, root: Path) -> list[str]:
-    names = [entry["preset"] for entry in values["ingest"]["sources"]]
+def source_modules(entries: Iterable[Params], root: Path) -> list[str]:
+    names = [entry["preset"] for entry in entries]
     return named("tasks.ingest.sources", names, root)
 
 

@@ -149,8 +149,12 @@ def of_cells(whole: Values) -> dict[str, Values]:
     measured = {"evaluate": whole["evaluate"], **stored}
     policy = dict(whole["policy"])
     del policy["trust_remote_code" if policy["source"] == "tiny" else "tiny"]
+    supervised = policy["supervised"]
+    if supervised is None:
+        del policy["supervised"]
+    taught = {key: value for key, value in (supervised or {}).items() if key != "training"}
     by_name: dict[str, Values] = {
-        "ingest": {"ingest": whole["ingest"], **grading},
+        "ingest": {"ingest": whole["ingest"], **grading, **({"taught": taught} if taught else {})},
         "policy": {"policy": policy},
         "profile": {"profile": whole["profile"], **stored},
         "baseline": measured,

@@ -39,7 +39,8 @@ def schema() -> Schema:
 
 
 def of_class(cls: type) -> Schema:
-    comments = dict(FIELD.findall(inspect.getsource(cls)))
+    sources = [inspect.getsource(each) for each in reversed(cls.__mro__[:-1])]
+    comments = {name: text for source in sources for name, text in FIELD.findall(source)}
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     found: Schema = {

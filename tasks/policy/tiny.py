@@ -8,7 +8,6 @@ head_dim is 32, the smallest that vLLM accepts."""
 
 import math
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from tasks.models.policy import torch_device
 from tasks.policy.examples import draw, phrases
 from tasks.policy.settings import Model, Tiny
 from tasks.policy.tokenizer import character_tokenizer
-from tasks.policy.training import train
+from tasks.policy.training import encode, train
 from tasks.policy.unfinished import Unfinished
 
 HEAD_DIM = 32
@@ -39,8 +38,10 @@ def make(
         chunk = settings.training.batch_size * settings.training.batches_per_bucket
         train(
             model,
-            tokenizer,
-            partial(draw, settings.families, settings.seed, chunk),
+            lambda first: (
+                encode(tokenizer, pairs)
+                for pairs in draw(settings.families, settings.seed, chunk, first)
+            ),
             settings.training,
             settings.seed,
             Unfinished(unfinished, asdict(settings), every_seconds) if unfinished else None,

@@ -1,12 +1,13 @@
-"""Supervised training of the tiny policy: next-token loss on completions, in batches of similar
-lengths.
+"""Supervised training, of the tiny policy from scratch or of another one on demonstrations:
+next-token loss on completions, in batches of similar lengths.
 
 Length buckets matter: without them most of a batch is padding. The loss of a batch is divided by
 the *average* number of completion tokens per batch, not by the batch's own number: short
 completions are in the same batch, and each of their tokens would otherwise have more weight.
 
-On a GPU, products are in bfloat16, and weights and optimizer in float32 (autocast). On a CPU, all
-numbers are in float32, and equal settings yield equal weights.
+On a GPU, and on a CPU with the setting `autocast`, products are in bfloat16, and weights and
+optimizer in float32. Otherwise, all numbers are in float32. On a CPU, equal settings yield equal
+weights.
 
 Shapes: B rows, T tokens, V vocabulary."""
 
@@ -20,16 +21,18 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.progress import progress
+from tasks.common.stage import StageError
 from tasks.policy.settings import Training
 from tasks.policy.unfinished import Unfinished
 
 logger = logging.getLogger(__name__)
 IGNORED = -100
+Record = Callable[[int, float], None]  # of the loss, at a number of tokens
+DIVERGED = 2.0  # times the loss at the beginning
+Row = tuple[list[int], int]  # token ids of prompt and completion, and how many are the prompt's
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]
-) -> list[tuple[list[int], int]]:
+def encode(tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]) -> list[Row]:
     """Return, for every pair, the token ids of prompt, completion and end-of-sequence token, and
     the number of prompt tokens."""
     prompts, completions = (
@@ -42,9 +45,7 @@ def encode(
     ]
 
 
-def batches(
-    rows: list[tuple[list[int], int]], batch_size: int, seed: int
-) -> list[list[tuple[list[int], int]]]:
+def batches(rows: list[Row], batch_size: int, seed: int) -> list[list[Row]]:
     """Return batches of rows of similar length, in random order."""
     ordered = sorted(rows, key=lambda row: len(row[0]))
     cut = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
@@ -52,7 +53,7 @@ def batches(
     return cut
 
 
-def collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor]:
+def collate(rows: list[Row], pad: int) -> tuple[Tensor, Tensor]:
     """Return tokens_BT, padded on the right, and targets_BT: the next token within completions,
     IGNORED elsewhere."""
     width = max(len(ids) for ids, _ in rows)
@@ -74,24 +75,25 @@ def learning_rate(settings: Training, done_rate: float) -> float:
 
 def train(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    chunks: Callable[[int], Iterator[list[tuple[str, str]]]],
+    chunks: Callable[[int], Iterator[list[Row]]],
     settings: Training,
     seed: int,
     unfinished: Unfinished | None = None,
-) -> None:
-    """Train `model` in place on chunks of pairs (prompt, completion) for `settings.tokens` tokens.
-    `chunks(number)` yields chunks from that number on. Training continues from the checkpoint
-    `unfinished`, and updates it between chunks."""
+    record: Record | None = None,
+) -> int:
+    """Train `model` in place on chunks of rows for `settings.tokens` tokens. `chunks(number)`
+    yields chunks from that number on. Training continues from the checkpoint `unfinished`, and
+    updates it between chunks. `record` gets the tokens so far and the mean loss since its last
+    call. Return the number of tokens. Raise StageError if the loss diverges."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
     num_chunks, done = unfinished.load(model, optimizer) if unfinished else (0, 0)
-    reported, losses, stream = done, list[Tensor](), chunks(num_chunks)
+    reported, losses, curve, stream = done, list[Tensor](), list[float](), chunks(num_chunks)
     with progress(settings.tokens, "policy", "token") as bar:
         bar.update(done)
         while done < settings.tokens:
-            rows = encode(tokenizer, next(stream))
+            rows = next(stream)
             divisor = (
                 settings.batch_size
                 * sum(len(ids) - num_prompt for ids, num_prompt in rows)
@@ -112,16 +114,31 @@ def train(
             if done >= reported + settings.tokens / 20 or done >= settings.tokens:
                 reported = done
                 share = min(1.0, done / settings.tokens)
-                logger.info(
-                    "%.0f %% of the tokens: loss %.4f", 100 * share, torch.stack(losses).mean()
-                )
+                curve.append(float(torch.stack(losses).mean()))
+                logger.info("%.0f %% of the tokens: loss %.4f", 100 * share, curve[-1])
+                if record:
+                    record(done, curve[-1])
+                check(curve, settings, unfinished)
                 losses.clear()
+    return done
+
+
+def check(curve: list[float], settings: Training, unfinished: Unfinished | None = None) -> None:
+    """Raise StageError, and delete the checkpoint, if the loss has diverged: it is not finite, or
+    far above its beginning."""
+    if not curve[-1] <= DIVERGED * curve[0]:
+        if unfinished:
+            unfinished.path.unlink(missing_ok=True)
+        raise StageError(
+            f"supervised training of the policy diverged: its loss went from {curve[0]:.3g} to "
+            f"{curve[-1]:.3g}. Lower its learning_rate, which is {settings.learning_rate:g}"
+        )
 
 
 def step(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
-    batch: list[tuple[list[int], int]],
+    batch: list[Row],
     divisor: float,
     settings: Training,
     done_rate: float,
@@ -130,19 +147,34 @@ def step(
     stays on the device, because a read would wait for the GPU. Right padding needs no mask."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(settings, done_rate)
-    device = model.device
-    tokens_BT, targets_BT = (t.to(device) for t in collate(batch, model.config.pad_token_id))
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
-    total = cross_entropy(
-        logits_BTV.float().flatten(0, 1),
-        targets_BT.flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-    )
-    loss = total / divisor
+    device, losses, pad = model.device, list[Tensor](), model.config.pad_token_id or 0
+    is_mixed = settings.autocast or device.type == "cuda"
     optimizer.zero_grad()
-    loss.backward()
+    for part in micro_batches(batch, settings.max_tokens_per_micro_batch):
+        tokens_BT, targets_BT = (t.to(device) for t in collate(part, pad))
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_mixed):
+            logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
+        total = cross_entropy(
+            logits_BTV.float().flatten(0, 1),
+            targets_BT.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        loss = total / divisor
+        loss.backward()
+        losses.append(loss.detach())
     torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
     optimizer.step()
-    return loss.detach()
+    return torch.stack(losses).sum()
+
+
+def micro_batches(batch: list[Row], limit: int | None) -> Iterator[list[Row]]:
+    """Yield the batch, which is sorted by length, in parts of at most `limit` tokens with their
+    padding, or of one row."""
+    part = list[Row]()
+    for row in batch:
+        if part and limit is not None and (len(part) + 1) * len(row[0]) > limit:
+            yield part
+            part = []
+        part.append(row)
+    yield part

@@ -81,6 +81,7 @@ READERS: dict[str, set[str]] = {
     "experiment.budget": {"report", "grpo/allocate"},
     "ingest": {"ingest"},
     "policy": {"policy"},
+    "policy.supervised": {"policy", "ingest"},
     "policy.trust_remote_code": set(),  # of an external policy alone
     "sampling": {*SAMPLED, "grpo/allocate"},
     "engine": set(),
@@ -114,6 +115,7 @@ VALUES: dict[str, Any] = {
     "experiment.budget.account": "charged",
     "policy.source": "hf://org/name@main",
     "policy.tiny.training.device": "cuda",
+    "policy.supervised": {"sources": [{"preset": "gsm8k", "settings": {"path": "a.jsonl"}}]},
     "engine.name": "server",
     "engine.device": "cpu",
     "engine.dtype": "bfloat16",

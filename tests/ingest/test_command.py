@@ -21,14 +21,20 @@ CONTAMINATED = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
 
 
 def ingest(
-    tmp_path: Path, sources: list[dict[str, Any]], splits: dict[str, Any], *more: str
+    tmp_path: Path,
+    sources: list[dict[str, Any]],
+    splits: dict[str, Any],
+    *more: str,
+    taught: list[dict[str, Any]] | None = None,
+    expect: int = 0,
 ) -> str:
     """Run the stage with the data root `data`, and return its output and log."""
     values = every_value()
+    values["policy"]["supervised"] = {"sources": taught} if taught else None
     values["ingest"] |= {"splits": splits, "sources": sources, "contamination": CONTAMINATED}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     done = run_stage("ingest", tmp_path / "params.yaml", tmp_path / "data", *more)
-    assert done.returncode == 0, done.output
+    assert done.returncode == expect, done.output
     return done.output
 
 
@@ -42,6 +48,36 @@ def tables(tmp_path: Path) -> dict[str, pl.DataFrame]:
         "contamination": CONTAMINATION,
     }
     return {name: table.read(layout.prompts(name)) for name, table in kinds.items()}
+
+
+def test_questions_of_demonstrations_are_not_trained_on_and_stop_an_evaluation(
+    tmp_path: Path,
+) -> None:
+    rows = [{"question": f"What is {n} + 1?", "gold": n + 1} for n in range(8)]
+    source = entry(lines(tmp_path / "a.jsonl", *rows))
+    splits = {"train": None, "validation": 2, "test": 2}
+    ingest(tmp_path, [source], splits)
+    before = tables(tmp_path)
+
+    def teach(split: str) -> list[dict[str, Any]]:
+        asked = before[split]["prompt"][0].upper()  # equal but for case
+        file = lines(tmp_path / f"{split}.jsonl", {"question": asked, "gold": 1, "way": "1"})
+        return [entry(file, solution="way")]
+
+    ingest(tmp_path, [source], splits, taught=teach("train"))
+    after = tables(tmp_path)
+    assert after["train"].rows() == before["train"].rows()[1:]
+    assert after["test"].equals(before["test"])
+    [reason] = after["rejected"].select("reason", "detail").rows()
+    assert reason == (
+        "demonstrated",
+        "the question is one of the demonstrations of policy.supervised",
+    )
+    for split in ("validation", "test"):
+        output = ingest(tmp_path, [source], splits, taught=teach(split), expect=1)
+        asked = before[split]["prompt"][0]
+        line = 1 + [row["question"] for row in rows].index(asked)
+        assert f"the first in mine, line {line} ({asked!r}): give" in output
 
 
 def test_command_writes_equal_tables_every_time(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tasks.policy.settings import Family, Policy, Tiny, Training
 from tasks.policy.source import EMBEDDED, is_embedded
 from tasks.policy.tiny import make, untrained
 from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
-from tasks.policy.training import IGNORED, batches, collate, learning_rate, train
+from tasks.policy.training import IGNORED, Row, batches, collate, encode, learning_rate, train
 from tasks.policy.unfinished import Unfinished
 from tests.train.worlds import Killed
 
@@ -176,13 +176,13 @@ def trained(unfinished: Unfinished | None, chunks: int = 1000) -> torch.nn.Modul
     torch.manual_seed(0)
     model = untrained(settings.model, tokenizer).train()
 
-    def draw_some(first: int) -> Iterator[list[tuple[str, str]]]:
+    def draw_some(first: int) -> Iterator[list[Row]]:
         for number, chunk in enumerate(draw(family(), 0, 32, first), start=first):
             if number == chunks:
                 raise Killed
-            yield chunk
+            yield encode(tokenizer, chunk)
 
-    train(model, tokenizer, draw_some, settings.training, 0, unfinished)
+    train(model, draw_some, settings.training, 0, unfinished)
     return model
 
 
@@ -215,7 +215,7 @@ def test_killed_making_is_continued_by_the_same_code_only(tmp_path, monkeypatch,
     layout.code_folder.mkdir()
     monkeypatch.setattr(run, "write_own", Mock(side_effect=Killed))
     for code, num_continued in (("old", 0), ("old", 1), ("new", 1)):
-        layout.code("policy").write_text(code)
+        write_json(layout.code("policy"), {"files": {"a": code}})
         with pytest.raises(Killed):
             provide(settings, layout, every_seconds=0.0)
         assert caplog.text.count("going on after") == num_continued
