@@ -20,6 +20,7 @@ from flows.benchmark.cells import run_stage
 from tasks.common import params, recipes
 from tasks.common.checksums import read_checked
 from tasks.common.layout import Layout
+from tasks.policy.source import EMBEDDED
 from tests.bench.world import PROJECT, place_embedded
 
 
@@ -35,7 +36,7 @@ def settings(account: str, amount: float) -> dict[str, Any]:
     values["engine"] |= {"name": "hf", "device": "cpu"}
     values["store"]["location"] = None
     values["gates"] = {"min_solved_rate": 0.0, "max_truncated_rate": 1.0}
-    itself = {"train": {"reference": {"source": str(PROJECT / "data" / "policy")}}}
+    itself = {"train": {"reference": {"source": str(EMBEDDED.policy)}}}
     values["recipes"] = {**(values.get("recipes") or {}), "distil": itself}  # no teacher is here
     return values
 

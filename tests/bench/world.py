@@ -63,7 +63,7 @@ def make_world(
 
 def place_embedded(layout: Layout) -> None:
     """Copy the embedded policy to a data root."""
-    shutil.copytree(PROJECT / "data" / "policy", layout.policy)
+    shutil.copytree(EMBEDDED.policy, layout.policy)
     shutil.copy(EMBEDDED.policy_card, layout.policy_card)
 
 
