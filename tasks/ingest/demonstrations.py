@@ -28,8 +28,8 @@ def demonstrations(settings: Supervised) -> list[Row]:
     if not rows:
         raise ParamsError(
             f"policy.supervised.sources: none of {len(found)} rows has a worked solution: use a "
-            "source that has them (gsm8k, math), or name their field as `solution` (mapping, and "
-            "tasks of reasoning_gym)"
+            "source that has them (gsm8k, math, gsm_symbolic), or name their field as `solution` "
+            "(mapping)"
         )
     random.Random(settings.seed).shuffle(rows)
     return rows[: settings.max_examples]
@@ -41,15 +41,15 @@ def coinciding(
     """Return the training rows (a part of the index) whose question is also a demonstration's, in
     the form that `reject` accepts. Raise StageError if a row of `evaluation` is a demonstration."""
     keys = pl.DataFrame(
-        {"folded": [question_keys(row.asked)["folded"] for row in rows]}, {"folded": pl.UInt64}
+        {"folded": [question_keys(row.question)["folded"] for row in rows]}, {"folded": pl.UInt64}
     )
     if found := evaluation.join(keys, on="folded", how="semi")["row"].to_list():
-        place = spool.take(pl.Series([found[0]], dtype=pl.UInt32), "source", "line", "asked")
-        _, source, line, asked = place.row(0)
+        place = spool.take(pl.Series([found[0]], dtype=pl.UInt32), "source", "line", "question")
+        _, source, line, question = place.row(0)
         raise StageError(
             f"validation and test have {len(found)} questions that are also demonstrations of "
-            f"policy.supervised, the first in {source}, line {line} ({asked[:80]!r}): give one of "
-            "the sources another seed, or other rows"
+            f"policy.supervised, the first in {source}, line {line} ({question[:80]!r}): give one "
+            "of the sources another seed, or other rows"
         )
     own = train.join(keys, on="folded", how="semi", maintain_order="left")
     return own.select("row", other="row", reason=pl.lit("demonstrated"))

@@ -56,7 +56,7 @@ def write_supervised(
     policy, found = open_policy(base, card["digest"], dict(card)), demonstrations(settings)
     is_trusted, training = policy.trust_remote_code, settings.training
     rows = encoded(found, policy, load_tokenizer(base, trust_remote_code=is_trusted))
-    taught = digest([[row.asked, row.solution] for row in found])
+    taught = digest([[row.question, row.solution] for row in found])
     key = {**asdict(settings), "policy": policy.digest, "demonstrations": taught}
     device = torch_device(training.device)
     with torch.random.fork_rng():

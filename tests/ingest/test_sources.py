@@ -157,14 +157,6 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
     assert all(len(row.answer) == int(row.level) for row in spelling)
 
 
-def test_reasoning_gym_has_worked_solutions_of_gsm_symbolic() -> None:
-    task = {**CHAIN_SUM, "name": "gsm_symbolic", "solution": "answer_cot", "level": None}
-    settings = {"seed": 1, "num_prompts": 3, "tasks": [task]}
-    kept, _ = found({"preset": "reasoning_gym", "settings": settings})
-    problems = [json.loads(row.content) for row in kept]
-    assert [row.solution for row in kept] == [one["metadata"]["answer_cot"] for one in problems]
-
-
 def test_gold_of_reasoning_gym_is_the_problem_without_its_place() -> None:
     one_digit = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     task = {**CHAIN_SUM, "config": one_digit, "verifier": "reasoning_gym"}

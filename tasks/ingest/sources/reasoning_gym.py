@@ -26,15 +26,13 @@ MAX_SEED = 2**31
 
 @dataclass(frozen=True)
 class Task:
-    """One of the library's tasks. `level` and `solution` are keys of its problems' metadata, or
-    null; `solution` is that of a worked solution (`answer_cot` of gsm_symbolic)."""
+    """One of the library's tasks. `level` is a key of its problems' metadata, or null."""
 
     name: str
     weight: float
     config: dict[str, Any]
     level: str | None
     verifier: str
-    solution: str | None = None
 
     def __post_init__(self) -> None:
         if self.name not in DATASETS:
@@ -68,9 +66,7 @@ def candidate(record: Record, settings: Settings) -> Candidate:
     level = problem["metadata"].get(task.level) if task.level else None
     answer = gold(task.name, problem) if task.verifier == "reasoning_gym" else problem["answer"]
     source = f"reasoning_gym/{task.name}"
-    solution = problem["metadata"].get(task.solution) if task.solution else None
-    question = problem["question"]
-    return Candidate(question, answer, task.verifier, level, source=source, solution=solution)
+    return Candidate(problem["question"], answer, task.verifier, level, source=source)
 
 
 def shares(settings: Settings) -> list[int]:
