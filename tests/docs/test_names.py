@@ -14,19 +14,23 @@ import yaml
 from tasks.code.schema import schema
 from tasks.common.params import Budget
 from tasks.engines.settings import Cluster
+from tasks.policy.settings import Supervised
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
 from tests.parameters import every_value
 
 VALUES = every_value()
 CLUSTER = {field.name: None for field in dataclasses.fields(Cluster)}
 BUDGET = {field.name: None for field in dataclasses.fields(Budget)}
+SUPERVISED = {field.name: None for field in dataclasses.fields(Supervised)}
+SUPERVISED["training"] = VALUES["policy"]["tiny"]["training"]
 KNOWN = {
     **VALUES,
+    "policy": {**VALUES["policy"], "supervised": SUPERVISED},
     "engine": {**VALUES["engine"], "cluster": CLUSTER},
     "experiment": {**VALUES["experiment"], "budget": BUDGET},
 }
 # The reader chooses the keys of these sections.
-FREE = {"ingest.sources", "verify.verifiers", "recipes", "engine.vllm"}
+FREE = {"ingest.sources", "policy.supervised.sources", "verify.verifiers", "recipes", "engine.vllm"}
 SUFFIXES = (".py", ".md", ".yaml", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".html", ".lock")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#[^)]*)?\)")
 
