@@ -42,11 +42,10 @@ def only_own(app: ASGIApp, *names: str) -> ASGIApp:
 
 
 def prefect() -> ASGIApp:
-    """Return Prefect's application behind both checks; a factory for uvicorn.
+    """Return Prefect's application behind the checks of `only_own`; a factory for uvicorn.
 
-    In SQLite, a transaction that reads before it writes fails if another one commits in between.
-    A busy server would refuse a request again and again, so each transaction waits for the right
-    to write."""
+    In SQLite, a transaction that reads before it writes fails if another one commits in between,
+    as is common on a busy server. So each transaction first waits for the write lock."""
     from prefect.server.api.server import create_app
     from prefect.server.database import PrefectDBInterface
     from prefect.settings import PREFECT_SERVER_API_HOST

@@ -35,8 +35,8 @@ from tasks.train.needs import (
     has_bonus,
     num_scorings,
     num_stored,
+    profile_readers,
     read_train,
-    reading_slots,
     reference_parameters,
 )
 from tasks.train.settings import TrainSettings
@@ -53,7 +53,7 @@ def budget_of(values: Values) -> Budget | None:
 def is_profile_charged(recipe: Values) -> bool:
     """Return whether the recipe's strategy, slots or warm start read the profile."""
     strategy = STRATEGIES / f"{recipe['allocate']['strategy']}.py"
-    readers = reading_slots(read_train(recipe["train"]))
+    readers = profile_readers(read_train(recipe["train"]))
     return bool(registry.declared(strategy, "reads_profile") or readers)
 
 

@@ -10,7 +10,13 @@ import polars as pl
 from tasks.allocate.visits import Compared, Visits
 from tasks.common.accounting.ledger import Architecture, charged_flops, paper_training_flops
 from tasks.common.statistics import mixed_probability
-from tasks.train.needs import declared, has_bonus, num_scorings, reading_slots, reference_parameters
+from tasks.train.needs import (
+    declared,
+    has_bonus,
+    num_scorings,
+    profile_readers,
+    reference_parameters,
+)
 from tasks.train.settings import TrainSettings
 
 Floats = npt.NDArray[np.float64]
@@ -27,7 +33,7 @@ def forecast(
     """Return the expected cost and yield of the compared plan, and of a uniform plan with the
     largest group size. `train` is the recipe's section."""
     profiled = compared.profile.select(profiled_tokens().sum()).item()
-    shared, is_read = (compared, architecture, train), bool(reading_slots(train))
+    shared, is_read = (compared, architecture, train), bool(profile_readers(train))
     return {
         "strategy": strategy,
         "reads_profile": reads_profile,

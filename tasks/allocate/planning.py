@@ -46,8 +46,8 @@ def shuffled(rows: pl.Series, rng: np.random.Generator) -> pl.Series:
 def decide(
     profile: pl.DataFrame, rows: pl.Series, decision: str, group_size: int, reason: str
 ) -> pl.DataFrame:
-    """Return one decision for each prompt in these rows of the profile, as a table. Each reason
-    begins with the observed counts."""
+    """Return a table that gives each prompt in `rows` the same `decision`. Each reason begins with
+    the observed counts."""
     graded = pl.col("num_samples") - pl.col("error")
     known = profile.select("row", "pass_rate", "correct", graded=graded)[rows]
     # one text for equal counts, however many prompts have them

@@ -22,7 +22,7 @@ from tasks.common.artifacts import DECISIONS, PLAN, SAMPLES
 from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import digest_file, rounded
 from tasks.engines.settings import Sampling
-from tasks.train.needs import read_train, reading_slots
+from tasks.train.needs import profile_readers, read_train
 from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def main(run: stage.Stage) -> None:
     layout = run.layout
     chosen = recipes.recipe(run.params, recipe)
     train = read_train(chosen["train"])
-    spec, readers = chosen["allocate"], reading_slots(train)
+    spec, readers = chosen["allocate"], profile_readers(train)
     strategy, allocate = load_strategy(spec)
     profile = read_profile(layout)
     check_gates(run.section("gates", Gates), profile, run.section("sampling", Sampling).max_tokens)

@@ -146,8 +146,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model in `folder` in evaluation mode: without dropout, regardless of its config.
     `shard` shards the model before it has weights; every rank then reads only its own rows. If it
-    also adds adapters, `renamed` maps patterns of names in the files to names in the model, and the
-    adapters' values remain to be set. Raise ArtifactError if a tensor is missing from the files or
+    also adds adapters, their values are left unset, and `renamed` maps patterns of tensor names in
+    the files to those in the model. Raise ArtifactError if a tensor is missing from the files or
     has another shape, or if there is no GPU for `device`."""
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ArtifactError("engine.device is cuda, but torch finds no GPU: set it to auto or cpu")

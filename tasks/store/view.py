@@ -40,8 +40,8 @@ class StoreView:
         self.unread = self.numbered(keys).select(NUMBERED_KEYS)  # not yet yielded by `parts`
 
     def owned(self, among: pl.DataFrame | None = None) -> pl.DataFrame:
-        """Return every stored sample of the requested prompts, or of the keys `among`, as (prompt,
-        sample_index, shard): `shard` is the index in `spans` of the shard that owns it."""
+        """Return the stored samples of the requested prompts, limited to the keys `among`, as
+        (prompt, sample_index, shard): `shard` is the index in `spans` of the shard that owns it."""
         spans = self.store.retry(self.scan_new_shards)
         found = self.present
         if among is not None:

@@ -137,19 +137,19 @@ def check_selected(settings: TrainSettings, problems: Problems) -> None:
 def check_control(settings: TrainSettings, problems: Problems) -> None:
     """Report errors in the combination of control, replay and over-provisioning."""
     name, replay = settings.control["method"], settings.replay["method"]
-    chooser: type[Control] = class_of("control", settings.control)
-    stored: type[Replay] = class_of("replay", settings.replay)
-    if chooser.needs_stored != stored.joins:
+    control: type[Control] = class_of("control", settings.control)
+    replaying: type[Replay] = class_of("replay", settings.replay)
+    if control.needs_stored != replaying.joins:
         problems.add(
             f"train.control is {name}, and train.replay {replay}: stored rollouts join groups only "
             "if the control is experience and the replay is successes"
         )
-    if chooser.needs_stored and settings.over_provision > 1.0:
+    if control.needs_stored and settings.over_provision > 1.0:
         problems.add(
             f"train.control {name} chooses groups of a step for stored rollouts, and "
             "train.over_provision moves groups to the next step: set over_provision to 1.0"
         )
-    if chooser.asks_again and settings.over_provision > 1.0:
+    if control.asks_again and settings.over_provision > 1.0:
         problems.add(
             f"train.control {name} may request more after a step's rollouts, but with "
             "train.over_provision the next step is requested before: set over_provision to 1.0"

@@ -36,7 +36,7 @@ def file_of(slot: str, spec: Spec) -> Path:
     return METHODS / slot / f"{spec['method']}.py"
 
 
-def reading_slots(train: TrainSettings) -> list[str]:
+def profile_readers(train: TrainSettings) -> list[str]:
     """Return the keys of `train` that read the profile's samples: slots whose method reads them,
     and `warm_start` if its data is the profile."""
     warm = train.warm_start is not None and train.warm_start.data == "profile"

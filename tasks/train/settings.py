@@ -216,7 +216,7 @@ class TrainSettings:
 
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
-    max_staleness: int = 0  # 1: sample the next batch during the update on this one
+    max_staleness: int = 0  # maximum age in steps of the policy that sampled a token; 0: none
     in_flight_updates: bool = False  # load new weights in the middle of completions
     over_provision: float = 1.0  # groups in flight, as a multiple of a step's groups; at most 2
     max_steps: int | None = None  # null: all steps of the plan

@@ -9,11 +9,12 @@ A method is one file in its slot's folder under `methods/`, with
 - `reads_prompts = True`, if it reads the training prompts: `Method` then gets their table, with
   `prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source` and `level`, after the slot's
   own arguments;
-- `encodes_prompts = True`, if it needs token ids of training prompts: it then also gets Prompts;
+- `encodes_prompts = True`, if it needs token ids of training prompts: Prompts follow the table;
 - `stored_share` (a control) and `stored_candidates` (a replay), if stored rollouts join groups: the
   settings with the share of such groups, and with the number of rollouts scored for each;
 - `reads_profile = True`, if it reads the profile's rollouts: `Method` then gets a Profile as its
-  last argument. `allocate` writes those rollouts, and profiling is charged to the recipe.
+  last argument. `allocate` writes those rollouts, and profiling is charged to the recipe. A shape
+  cannot read it.
 
 The mutable state of a method is in `Method.state`, a dataclass of numbers, arrays and tables, None
 for a method without state. A checkpoint contains nothing else of a method. Random generators are

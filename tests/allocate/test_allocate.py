@@ -329,9 +329,9 @@ def test_the_forecast_counts_a_replay_with_default_settings(method: str) -> None
 
 def test_slots_that_read_the_profile_are_found_without_imports() -> None:
     train = train_of(ALL, replay={"method": "profile", "share": 0.5, "capacity": 4})
-    assert needs.reading_slots(train) == ["replay"]
-    assert needs.reading_slots(train_of(ALL, replay={"method": "recent"})) == []
-    assert needs.reading_slots(train_of({"method": "no_such_selector"})) == []
+    assert needs.profile_readers(train) == ["replay"]
+    assert needs.profile_readers(train_of(ALL, replay={"method": "recent"})) == []
+    assert needs.profile_readers(train_of({"method": "no_such_selector"})) == []
     for data, found in (("profile", ["warm_start"]), ("solutions", [])):
         warm = asdict(WarmStart(data=data))
-        assert needs.reading_slots(train_of(ALL, warm_start=warm)) == found
+        assert needs.profile_readers(train_of(ALL, warm_start=warm)) == found

@@ -189,7 +189,7 @@ class Pool:
         self.watch(process)
 
     def watch(self, process: Process) -> None:
-        """Write as much as the pipe accepts now, and register an event for the rest."""
+        """Write what the pipe accepts now, and watch the pipe while something is left."""
         process.write()
         watched = process.stdin in self.selector.get_map()
         if process.outgoing and not watched:

@@ -47,8 +47,8 @@ def formulas(text: str) -> Iterator[str]:
 
 
 def start_of(match: re.Match[str]) -> int:
-    """Return the index at which the formula starts in a match of one of math-verify's patterns,
-    after words such as `the answer is`."""
+    """Return where the formula starts in a match of one of math-verify's patterns, which may begin
+    with words such as `the answer is`."""
     return min(match.start(name) for name, value in match.groupdict().items() if value)
 
 

@@ -14,7 +14,8 @@ from tasks.grading.verdict import Verdict
 
 
 def uses(settings: Mapping[str, Any]) -> list[str]:
-    """Return a list with the name of the part's verifier. Raise ParamsError for a bad `pattern`."""
+    """Return a list with the name of the verifier that judges the part. Raise ParamsError for a bad
+    `pattern`."""
     try:
         groups = re.compile(settings.get("pattern", "")).groups
     except (re.error, TypeError) as error:

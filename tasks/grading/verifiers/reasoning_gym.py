@@ -46,8 +46,8 @@ def gold(task: str, entry: Mapping[str, Any]) -> str:
 
 
 def verify(completion: str, answer: str) -> Verdict:
-    """Return `correct` for a score of 1, else `wrong`, with the score; `unparsed` for an empty
-    answer, or if the scorer would evaluate an answer that is not harmless."""
+    """Return the score, with `correct` if it is 1, else `wrong`; `unparsed` for a completion that
+    has no answer, or an unsafe one that the scorer would run as code."""
     problem = json.loads(answer)
     given = marked_answer(completion)
     if not given:

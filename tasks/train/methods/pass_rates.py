@@ -118,8 +118,8 @@ class PassRates:
     def learn_likeness(
         self, prompt_rows_Q: Ints, both_Q: Floats, correct_Q: Floats, size_Q: Ints
     ) -> None:
-        """Update the likeness by comparing rollouts of a prompt: pairs within a group (`both_Q`
-        counts those with both correct), and pairs with earlier rollouts."""
+        """Update the likeness (see the module) from pairs of a prompt's rollouts: pairs within a
+        group (`both_Q` counts those with both correct), and pairs with earlier rollouts."""
         belief = self.belief
         before, seen = belief.correct[prompt_rows_Q], belief.trials[prompt_rows_Q]
         pairs_Q = size_Q * (size_Q - 1.0) / 2.0 + size_Q * seen
