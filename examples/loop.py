@@ -111,8 +111,15 @@ def main() -> None:
     device = torch_device("auto")
     model = load_model(policy.folder, dtype=torch.float32, device=device)
     engine = load_engine(EngineSettings(name="hf"), policy, model)
-    ranks = Ranks(0, 1)
-    learner = Learner(policy, model, TrainSettings(), LearnerSettings(), SAMPLING, ranks, device)
+    learner = Learner(
+        policy=policy,
+        model=model,
+        settings=TrainSettings(),
+        memory=LearnerSettings(),
+        sampling=SAMPLING,
+        ranks=Ranks(0, 1),
+        device=device,
+    )
     with Grader(Verify()) as grader:
         loop = Loop(engine, grader, learner)
         train, test = np.split(np.arange(NUM_TRAIN + NUM_TEST), [NUM_TRAIN])

@@ -33,7 +33,7 @@ def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def chosen(mask_N: npt.NDArray[np.bool_], device: torch.device) -> torch.Tensor | slice:
+def index_of(mask_N: npt.NDArray[np.bool_], device: torch.device) -> torch.Tensor | slice:
     """Return an index of a mask's True entries: a full slice if all are True, else their positions.
     With the mask as index, a GPU would first count the True entries, and the host would wait."""
     return slice(None) if mask_N.all() else to_device(np.flatnonzero(mask_N), device)

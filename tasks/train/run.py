@@ -50,6 +50,7 @@ from tasks.train.loading import load_slots, train_settings
 from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.loop import train
 from tasks.train.loop.parts import queue_for, weights_for
+from tasks.train.loop.reporter import Length
 from tasks.train.loop.save import write_measured, write_results
 from tasks.train.loop.state import State, TrainingError
 from tasks.train.loop.trainer import Trainer
@@ -96,10 +97,10 @@ def main(run: stage.Stage) -> None:
         trainer, plan = build(run, context, sections, grader)
         trainers.append(trainer)
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
-        record, extent = run.tracker.metrics, extent_of(trainer, plan)
-        lost = train(trainer, checkpoints, sections.checkpoint, record, extent, run.options.resume)
+        log, length = run.tracker.metrics, length_of(trainer, plan)
+        lost = train(trainer, checkpoints, sections.checkpoint, log, length, run.options.resume)
         if ranks.is_main:
-            record(trainer.collector.engine.metrics())
+            log(trainer.collector.engine.metrics())
         write_results(trainer, checkpoints, out)
         if not ranks.is_main:
             return
@@ -335,15 +336,24 @@ def make_learner(context: RunContext, sections: Sections, engine: EngineSettings
         quantize_base(model, device)
     needed = memory_of(model, settings, memory, context.ranks.size)
     check_shared_gpu(engine, context.ranks.size, device, needed)
-    return Learner(policy, model, settings, memory, context.sampling, context.ranks, device)
+    return Learner(
+        policy=policy,
+        model=model,
+        settings=settings,
+        memory=memory,
+        sampling=context.sampling,
+        ranks=context.ranks,
+        device=device,
+    )
 
 
-def extent_of(trainer: Trainer, plan: Plan) -> tuple[float, str]:
-    """Return the length of the whole run and its unit: its budget, or the rollouts of its plan."""
+def length_of(trainer: Trainer, plan: Plan) -> Length:
+    """Return the length of the whole run: its budget, or the rollouts of its plan."""
     if trainer.budget is None:
-        return plan.num_rollouts(), "rollout"
+        return Length(plan.num_rollouts())
     account = trainer.budget.cell.account
-    return trainer.budget.cell.amount, f" {'' if account in GENERATED else 'FLOPs '}{account}"
+    unit = f" {'' if account in GENERATED else 'FLOPs '}{account}"
+    return Length(trainer.budget.cell.amount, unit)
 
 
 def summarize(state: State) -> None:

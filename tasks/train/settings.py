@@ -344,10 +344,10 @@ class TrainSettings:
     @property
     def reads_policy(self) -> bool:
         """Whether a pass before a step's first update computes the policy's log-probabilities."""
-        return self.observes_old or self.correction.m2po is not None
+        return self.scores_old or self.correction.m2po is not None
 
     @property
-    def observes_old(self) -> bool:
+    def scores_old(self) -> bool:
         """Whether old log-probabilities are computed in a pass before the first of several updates.
         `proximal` replaces them, and `ratio_to: sampler` needs them only to reject by them."""
         correction = self.correction

@@ -52,10 +52,10 @@ def warm_start(
     losses = []
     for step in range(state.num_warm_steps, steps.steps):
         is_due = checkpoints.seconds_ago() >= settings.every_seconds
-        found = ranks.all_gather((is_stopping(), is_due))
-        if any(is_stopped for is_stopped, _ in found):
+        signals = ranks.all_gather((is_stopping(), is_due))
+        if any(is_stopped for is_stopped, _ in signals):
             return False
-        if found[0][1] and step:
+        if signals[0][1] and step:
             save(trainer, checkpoints)
         losses.append(make_step(trainer, demonstrations, steps))
         if ranks.is_main:

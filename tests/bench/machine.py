@@ -67,7 +67,7 @@ def sampled(trainer: Trainer, steps: int) -> Iterator[Rollouts]:
         trainer.queue.fill(trainer.learner.version)
         (batch,) = trainer.queue.take(1)
         trainer.queue.observe(batch.step + 1)
-        yield trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
+        yield trainer.estimate(trainer.scored(batch.fresh), trainer.rng())
 
 
 def seconds_of(trainer: Trainer, steps: list[Rollouts], model: Any) -> float:

@@ -27,14 +27,14 @@ def run(layout: Layout, fail_at: int | None = None, keep: int = 2, **changes: An
     including those of branches."""
 
     def prepare(trainer: Trainer) -> None:
-        record, numbers = trainer.record, itertools.count(1)
+        record, numbers = trainer.add_row, itertools.count(1)
 
         def dying(*arguments: Any) -> dict[str, Any]:
             if next(numbers) == fail_at:
                 raise ConnectionError("pulled the plug")
             return record(*arguments)
 
-        trainer.record = dying  # type: ignore[method-assign]
+        trainer.add_row = dying  # type: ignore[method-assign]
 
     return worlds.run(layout, {**CONSTANT, **changes}, keep=keep, prepare=prepare)
 

@@ -20,7 +20,7 @@ from tasks.train.loop.charge import costs_of
 from tasks.train.loop.queue import cut
 from tasks.train.loop.reporter import Reporter
 from tasks.train.loop.trainer import Trainer
-from tasks.train.run import extent_of
+from tasks.train.run import length_of
 from tasks.train.settings import BatchSettings, TrainSettings
 from tests.train.steps import plan_of
 from tests.train.worlds import make_trainer, make_world, run, sampled, write_params
@@ -128,8 +128,8 @@ def test_the_counted_pass_is_the_executed_one(
     trainer = make_trainer(layout, batch=all_prompts, advantage=advantage, lora=lora)
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
-        rollouts = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
-    counted = costs_of(trainer, batch, rollouts, "executed")["observe"]
+        rollouts = trainer.estimate(trainer.scored(batch.fresh), trainer.rng())
+    counted = costs_of(trainer, batch, rollouts, "executed")["score"]
     assert trainer.state.ledger.executed["score"] == pytest.approx(counted, rel=0.12)
 
 
@@ -155,8 +155,8 @@ def test_the_progress_line_names_both_counts_of_flops(capsys) -> None:
     row = dict.fromkeys(("num_rollouts", "completion_tokens_mean", "reward_mean"), 1.0)
     row |= {"step": 5, "num_mixed_groups": 2, "num_prompts": 4, "flops_charged": 4.2e11}
     trainer.state.ledger = SimpleNamespace(rollouts={"generate": 32.0})
-    amount, unit = extent_of(trainer, plan_of([(0, 4)]))
-    with progress(amount, "train", unit) as bar:
+    length = length_of(trainer, plan_of([(0, 4)]))
+    with progress(length.amount, "train", length.unit) as bar:
         unused: Any = None
         Reporter(trainer, unused, unused, unused, bar).show(row, 1.0)
     line = capsys.readouterr().err.splitlines()[-1]

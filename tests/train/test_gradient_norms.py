@@ -21,13 +21,13 @@ def test_a_gradient_norm_does_not_depend_on_other_rollouts(guesser: Path, tmp_pa
     trainer = make_trainer(layout)
     batch = sampled(trainer)
     wanted = Features(gradient_norms=True)
-    seen, _ = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
+    seen, _ = trainer.learner.score(batch.fresh, wanted, trainer.slots.loss)
     assert seen.gradient_norms_B is not None
     for row in (0, 5, 11):
         alone = batch.fresh.take(np.array([row]))
-        one, _ = trainer.learner.observe(alone, wanted, trainer.slots.loss)
+        one, _ = trainer.learner.score(alone, wanted, trainer.slots.loss)
         assert one.gradient_norms_B == pytest.approx(seen.gradient_norms_B[row : row + 1], rel=1e-4)
-    plain, _ = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
+    plain, _ = trainer.learner.score(batch.fresh, Features(), trainer.slots.loss)
     np.testing.assert_allclose(seen.logprobs_N, plain.logprobs_N, atol=1e-4)
     with pytest.raises(ParamsError, match=r"train.advantage.layer is 3, but the policy has 2"):
         make_trainer(layout, advantage={"method": "poise", "layer": 3})
@@ -45,10 +45,10 @@ def test_gradient_norms_take_one_forward_and_its_backward(
     batch = sampled(trainer)
     wanted = Features(hidden_layer=layer, gradient_norms=True)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as computed:
-        _, flops = learner.observe(batch.fresh, wanted, loss)
+        _, flops = learner.score(batch.fresh, wanted, loss)
     assert flops == pytest.approx(computed.get_total_flops(), rel=1e-3)
     alone = [batch.fresh.take(np.array([row])) for row in range(12)]
-    forward = sum(learner.observe(each, Features(layer), loss)[1] for each in alone)
+    forward = sum(learner.score(each, Features(layer), loss)[1] for each in alone)
     assert 3.0 * forward <= flops < 3.03 * forward
 
 

@@ -111,7 +111,7 @@ def test_several_updates_per_batch_check_all_fresh_rollouts(guesser: Path, tmp_p
     for stale in (0, 5, 11):
         logprobs = batch.fresh.table["logprobs"].to_list()
         logprobs[stale] = [value - 0.1 for value in logprobs[stale]]
-        seen = trainer.observe_policy(batch.fresh.with_columns(logprobs=logprobs))
+        seen = trainer.scored(batch.fresh.with_columns(logprobs=logprobs))
         rng = trainer.rng()
         with pytest.raises(TrainingError, match="step 0: the engine hf .* at policy version 0"):
             trainer.update(trainer.estimate(seen, rng), 1e-4, rng)

@@ -222,7 +222,7 @@ def test_an_interrupt_waits_for_the_batch_in_flight(guesser: Path, tmp_path: Pat
 
     def interrupting(trainer: Trainer) -> None:
         unhindered(0.3, 0.0)(trainer)
-        record = trainer.record
+        record = trainer.add_row
 
         def record_and_interrupt(*arguments: Any) -> dict[str, Any]:
             row = record(*arguments)
@@ -230,7 +230,7 @@ def test_an_interrupt_waits_for_the_batch_in_flight(guesser: Path, tmp_path: Pat
                 signal.raise_signal(signal.SIGINT)
             return row
 
-        trainer.record = record_and_interrupt  # type: ignore[method-assign]
+        trainer.add_row = record_and_interrupt  # type: ignore[method-assign]
 
     changes = {**CHANGES, "max_staleness": 3}
     with pytest.raises(KeyboardInterrupt, match="stopped after step 3, which is checkpointed"):

@@ -333,9 +333,9 @@ def test_m2po_only_affects_far_tokens(guesser: Path, tmp_path: Path) -> None:
     num = len(logs_N)
     logs_N[[1, num - 1]] += np.sqrt(0.05 * num), -np.sqrt(0.03 * num)  # means .08, .03 without one
     moved = batch.fresh.with_columns(logprobs=nested(logs_N, batch.fresh.completion_tokens_B()))
-    found = trainer.estimate(trainer.observe_policy(moved), trainer.rng())
+    found = trainer.estimate(trainer.scored(moved), trainer.rng())
     assert np.flatnonzero(found.advantages_N == 0).tolist() == [1]
-    near = trainer.estimate(trainer.observe_policy(batch.fresh), trainer.rng())
+    near = trainer.estimate(trainer.scored(batch.fresh), trainer.rng())
     assert (near.advantages_N != 0).all()
     assert trainer.state.ledger.charged["score"] > 0.0  # the pass over the step
 
@@ -351,7 +351,7 @@ def test_the_limit_of_m2po_omits_tokens_without_a_gradient(guesser: Path, tmp_pa
     moved = fresh.with_columns(
         logprobs=nested(logs_N, fresh.completion_tokens_B()), reward=rewards, outcome="wrong"
     )
-    found = trainer.estimate(trainer.observe_policy(moved), trainer.rng())
+    found = trainer.estimate(trainer.scored(moved), trainer.rng())
     assert np.flatnonzero(is_trained_N & (found.advantages_N == 0)).tolist() == [0]
 
 
@@ -378,7 +378,7 @@ def test_only_a_test_of_the_old_policy_needs_its_pass() -> None:
     for policy in ("old", "present"):
         correction = {"ratio_to": "sampler", "reject": {"policy": policy}}
         train = settings_of({"updates": {"epochs": 2}, "correction": correction})
-        assert train.observes_old == (policy == "old")
+        assert train.scores_old == (policy == "old")
         assert num_scorings(train) == (policy == "old")
 
 

@@ -131,7 +131,7 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
             versions_N = fresh.versions_N()
             for old in set(versions_N.tolist()):
                 scale(trainer, weights, old)
-                seen = trainer.learner.observe(fresh, Features(), trainer.slots.loss)[0]
+                seen = trainer.learner.score(fresh, Features(), trainer.slots.loss)[0]
                 gap_N = np.abs(seen.logprobs_N - fresh.logprobs_N)
                 gaps.setdefault(version - old, []).extend(gap_N[versions_N == old])
             flops += batch.cost.flops

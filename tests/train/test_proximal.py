@@ -31,15 +31,15 @@ def observed_in(layout: Any, changes: dict[str, Any]) -> list[tuple[Rollouts, np
     found = []
 
     def prepare(trainer: Trainer) -> None:
-        observe_policy = trainer.observe_policy
+        scored = trainer.scored
 
         def recorded(rollouts: Rollouts) -> Rollouts:
-            observed = observe_policy(rollouts)
-            current, _ = trainer.learner.observe(rollouts, Features(), trainer.slots.loss)
+            observed = scored(rollouts)
+            current, _ = trainer.learner.score(rollouts, Features(), trainer.slots.loss)
             found.append((observed, current.logprobs_N))
             return observed
 
-        trainer.observe_policy = recorded  # type: ignore[method-assign]
+        trainer.scored = recorded  # type: ignore[method-assign]
 
     run_in_process(layout, changes, prepare)
     return found

@@ -44,7 +44,7 @@ def test_only_the_first_rank_keeps_rows_of_rollouts(
         batch = sampled(trainer)
         trainer.run = replace(trainer.run, ranks=Ranks(rank, 2))
         rollouts = trainer.estimate(batch.fresh, trainer.rng())
-        trainer.record(batch, rollouts, UpdateStats(), 0.0)
+        trainer.add_row(batch, rollouts, UpdateStats(), 0.0)
     assert sum(map(len, trainer.state.rollouts)) == (4 if rank == 0 else 0)
     assert len(trainer.state.steps) == 1
 

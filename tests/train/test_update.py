@@ -222,9 +222,9 @@ def test_the_kl_term_is_the_mean_over_kept_rollouts(
     keep_B = np.arange(12) % 4 < keep
     rollouts = batch.fresh.estimated(keep_B, np.zeros(len(batch.fresh.owner_N())))
     if epochs > 1:
-        observed, _ = learner.observe(rollouts, Features(), trainer.slots.loss)
+        observed, _ = learner.score(rollouts, Features(), trainer.slots.loss)
         rollouts = dataclasses.replace(rollouts, observed=observed)
-        rollouts, _ = learner.observe_reference(rollouts, trainer.slots.loss)
+        rollouts, _ = learner.score_reference(rollouts, trainer.slots.loss)
     learner.compute_gradient(rollouts, trainer.slots.loss)
     terms = []
     for row in np.flatnonzero(keep_B).tolist():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tasks.engines.engine import Samples
-from tasks.models.transfer import chosen, to_device, to_host
+from tasks.models.transfer import index_of, to_device, to_host
 from tasks.train.data.rollouts import Features, Rollouts
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.update import accumulate_gradients
@@ -120,7 +120,7 @@ def test_observing_rollouts_never_waits(tmp_path: Path, guesser: Path, share_pro
     assert len(batches_of(learner, rollouts, 20)) > 4
     for features in (Features(), Features(gradient_norms=True), Features(hidden_layer=-1)):
         with Waits() as waits:
-            observed, _ = learner.observe(rollouts, features, LOSSES["token"])
+            observed, _ = learner.score(rollouts, features, LOSSES["token"])
         assert waits.names == []
         assert len(observed.logprobs_N) == len(rollouts.owner_N())
 
@@ -150,8 +150,8 @@ def test_copies_to_the_host_are_exact() -> None:
     torch.testing.assert_close(found[0], singles, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(found[1], doubles, rtol=0, atol=0)
     cpu = torch.device("cpu")
-    assert chosen(np.array([True, True]), cpu) == slice(None)
+    assert index_of(np.array([True, True]), cpu) == slice(None)
     assert torch.equal(
-        torch.as_tensor(chosen(np.array([True, False, True]), cpu)), torch.tensor([0, 2])
+        torch.as_tensor(index_of(np.array([True, False, True]), cpu)), torch.tensor([0, 2])
     )
     assert torch.equal(to_device(np.arange(6).reshape(2, 3)[:, ::2], cpu)[1], torch.tensor([3, 5]))

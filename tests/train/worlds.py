@@ -26,7 +26,7 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.loop import learn, train
 from tasks.train.loop.queue import Batch
-from tasks.train.loop.reporter import Record
+from tasks.train.loop.reporter import Log
 from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
@@ -200,13 +200,11 @@ def run_in_process(
     return trainer
 
 
-def train_to_end(
-    trainer: Trainer, layout: Layout, record: Record = lambda *_: None
-) -> dict[str, float]:
+def train_to_end(trainer: Trainer, layout: Layout, log: Log = lambda *_: None) -> dict[str, float]:
     """Train from the last checkpoint without further checkpoints; return the lost work."""
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     with closing(trainer.collector.grader):
-        return train(trainer, checkpoints, CheckpointSettings(1e9, 1), record)
+        return train(trainer, checkpoints, CheckpointSettings(1e9, 1), log)
 
 
 def same_parameters(one: torch.nn.Module | None, other: torch.nn.Module | None) -> bool:
@@ -222,14 +220,14 @@ class Killed(BaseException):
 
 def die_after(trainer: Trainer, step: int) -> None:
     """Kill the run when it records that step."""
-    record = trainer.record
+    record = trainer.add_row
 
     def dying(*arguments: Any) -> dict[str, Any]:
         if trainer.state.num_steps == step:
             raise Killed
         return record(*arguments)
 
-    trainer.record = dying  # type: ignore[method-assign]
+    trainer.add_row = dying  # type: ignore[method-assign]
 
 
 def run(

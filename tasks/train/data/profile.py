@@ -51,22 +51,22 @@ class Profile:
         policy version 0. Log-probabilities that were not stored are NaN."""
         group_of = np.full(len(self.prompts), -1)
         group_of[prompt_rows] = np.arange(len(prompt_rows))
-        wanted: Bools = group_of[self.rows] >= 0
-        wanted &= self.samples["outcome"].to_numpy() != "error"
-        group_B = group_of[self.rows[wanted]]
+        is_used_B: Bools = group_of[self.rows] >= 0
+        is_used_B &= self.samples["outcome"].to_numpy() != "error"
+        group_B = group_of[self.rows[is_used_B]]
         order = np.argsort(group_B, kind="stable")
-        chosen = self.samples.filter(pl.Series(wanted))[order]
+        samples = self.samples.filter(pl.Series(is_used_B))[order]
         unknown = pl.lit(float("nan")).repeat_by(pl.col("token_ids").list.len())
         version = pl.lit(0).repeat_by(pl.col("token_ids").list.len())
         return make_rollouts(
             prompt_rows,
             self.prompts.token_ids(prompt_rows),
             group_B[order],
-            token_ids=chosen["token_ids"],
-            logprobs=chosen.select(pl.coalesce("logprobs", unknown)).to_series(),
-            versions=chosen.select(version).to_series(),
-            reason=chosen["finish_reason"],
-            outcome=chosen["outcome"],
-            reward=chosen["reward"],
+            token_ids=samples["token_ids"],
+            logprobs=samples.select(pl.coalesce("logprobs", unknown)).to_series(),
+            versions=samples.select(version).to_series(),
+            reason=samples["finish_reason"],
+            outcome=samples["outcome"],
+            reward=samples["reward"],
             replayed=True,
         )

@@ -42,17 +42,17 @@ def rank_of(rollouts: Rollouts, rows: Ints, num_ranks: int, *, shares: bool) -> 
     prefill of their prompt."""
     groups = sorted(pieces(rollouts, rows, shares=shares), key=lambda group: -group.num_tokens)
     mean = sum(group.num_tokens for group in groups) / num_ranks
-    found = place(groups, SLACK * mean, num_ranks, whole=True)
-    if found is None:
-        found = split(groups, mean, num_ranks)
-    return np.array([found[row] for row in rows.tolist()], dtype=np.int64)
+    ranks = place(groups, SLACK * mean, num_ranks, whole=True)
+    if ranks is None:
+        ranks = split(groups, mean, num_ranks)
+    return np.array([ranks[row] for row in rows.tolist()], dtype=np.int64)
 
 
 def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
     """Return each row's rank, with groups split at the smallest capacity per rank that fits all."""
     low = max(mean, max(group.prompt + int(group.lengths[0]) for group in groups))
     high = low
-    while (found := place(groups, high, num_ranks)) is None:
+    while (fitting := place(groups, high, num_ranks)) is None:
         low, high = high, 2.0 * high
     while high - low > PRECISION * mean:
         middle = (low + high) / 2.0
@@ -60,8 +60,8 @@ def split(groups: list[Group], mean: float, num_ranks: int) -> dict[int, int]:
         if placed is None:
             low = middle
         else:
-            found, high = placed, middle
-    return found
+            fitting, high = placed, middle
+    return fitting
 
 
 def pieces(rollouts: Rollouts, rows: Ints, *, shares: bool) -> list[Group]:
@@ -81,7 +81,7 @@ def place(
     """Return each row's rank, so that no rank has more than `capacity` tokens and, with `whole`, no
     group is split; None if that fails when groups are placed in this order."""
     ranks = [(0.0, rank) for rank in range(num_ranks)]  # the number of tokens, and the rank
-    found: dict[int, int] = {}
+    rank_of_row: dict[int, int] = {}
     for group in groups:
         waiting = [*zip(group.rows.tolist(), group.lengths.tolist(), strict=True)]
         while waiting:
@@ -93,9 +93,9 @@ def place(
                     left.append((row, length))
                     continue
                 used += length
-                found[row] = rank
+                rank_of_row[row] = rank
             if len(left) == len(waiting) or (left and whole):
                 return None
             heapq.heappush(ranks, (used, rank))
             waiting = left
-    return found
+    return rank_of_row

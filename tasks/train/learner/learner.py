@@ -25,11 +25,11 @@ from tasks.train.data.columns import Bools, Floats, Ints
 from tasks.train.data.rollouts import Features, Observed, Rollouts, StepTotals
 from tasks.train.learner.balance import rank_of
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
-from tasks.train.learner.observe import compute_states, join_observed, observe
 from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.proximal import ProximalPolicy
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.reference import make_reference
+from tasks.train.learner.scoring import compute_states, join_observed, score
 from tasks.train.learner.update import (
     Objective,
     UpdateStats,
@@ -99,6 +99,7 @@ class Learner:
 
     def __init__(
         self,
+        *,
         policy: Policy,
         model: PreTrainedModel,
         settings: TrainSettings,
@@ -196,44 +197,44 @@ class Learner:
         stats.num_nonfinite = int(not np.isfinite([*stats.norms, stats.loss]).all())
         return stats
 
-    def observe(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
+    def score(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
         """Return the policy's view of `rollouts`, and the executed FLOPs. Each rank computes its
         share, and all ranks receive all results."""
         mine = self.shard_rows(rollouts, np.ones(len(rollouts.group_B), dtype=np.bool_))
-        parts = self.ranks.all_gather(self.observe_rows(rollouts, mine, features, loss))
+        parts = self.ranks.all_gather(self.score_rows(rollouts, mine, features, loss))
         order_B = np.argsort(np.concatenate([rows_B for rows_B, _, _, _ in parts]))
         order_N = np.argsort(np.concatenate([places_N for _, places_N, _, _ in parts]))
         seen = join_observed([observed for _, _, observed, _ in parts])
         return seen.take(order_B, order_N), sum(flops for _, _, _, flops in parts)
 
-    def observe_old(self, rollouts: Rollouts, loss: Loss) -> tuple[Floats, float]:
+    def score_old(self, rollouts: Rollouts, loss: Loss) -> tuple[Floats, float]:
         """Return [N] the log-probabilities of the proximal policy, and the executed FLOPs. Every
         rollout is computed once per version of its tokens."""
         old_N, flops = np.zeros_like(rollouts.logprobs_N), 0.0
         for version, is_theirs_N in self.proximal.by_version(rollouts, self.version):
             rows = np.unique(rollouts.owner_N()[is_theirs_N])
             with self.proximal.weights_of(version):
-                observed, executed = self.observe(rollouts.take(rows), PLAIN, loss)
+                observed, executed = self.score(rollouts.take(rows), PLAIN, loss)
             places_N, flops = rollouts.places(rows), flops + executed
-            chosen_N = is_theirs_N[places_N]
-            old_N[places_N[chosen_N]] = observed.logprobs_N[chosen_N]
+            theirs_N = is_theirs_N[places_N]
+            old_N[places_N[theirs_N]] = observed.logprobs_N[theirs_N]
         return old_N, flops
 
-    def observe_reference(self, rollouts: Rollouts, loss: Loss) -> tuple[Rollouts, float]:
+    def score_reference(self, rollouts: Rollouts, loss: Loss) -> tuple[Rollouts, float]:
         """Return the rollouts with the reference's log-probabilities (0 for rollouts without a
         gradient) and the executed FLOPs. Without a reference, return them unchanged."""
         if self.reference is None:
             return rollouts, 0.0
         mine = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
         with adapters_off(self.reference):
-            own = self.observe_rows(rollouts, mine, PLAIN, loss, self.reference)
+            own = self.score_rows(rollouts, mine, PLAIN, loss, self.reference)
         parts = self.ranks.all_gather(own)
         reference_N = np.zeros_like(rollouts.logprobs_N)
         for _, places_N, seen, _ in parts:
             reference_N[places_N] = seen.logprobs_N
         return replace(rollouts, reference_N=reference_N), sum(flops for _, _, _, flops in parts)
 
-    def observe_rows(
+    def score_rows(
         self,
         rollouts: Rollouts,
         rows: Ints,
@@ -251,7 +252,7 @@ class Learner:
         architecture = of_policy if reference is None else of_reference
         objective = self.objective(loss)
         with self.autocast():
-            observed, flops = observe(
+            observed, flops = score(
                 model, batches, objective, features, rollouts.trained_N(), architecture
             )
             for filler in fillers:
@@ -263,10 +264,10 @@ class Learner:
         places_N = np.concatenate([nothing, *(batch.places_N for batch in batches)])
         return rows_B, places_N, observed, flops
 
-    def shard_rows(self, rollouts: Rollouts, chosen_B: Bools) -> Ints:
-        """Return this rank's rows among the chosen rollouts. All ranks get about the same number of
-        tokens (see `balance`)."""
-        rows, num_ranks = np.flatnonzero(chosen_B), self.ranks.size
+    def shard_rows(self, rollouts: Rollouts, included_B: Bools) -> Ints:
+        """Return this rank's rows among the rollouts of `included_B`. All ranks get about the same
+        number of tokens (see `balance`)."""
+        rows, num_ranks = np.flatnonzero(included_B), self.ranks.size
         if num_ranks == 1 or not len(rows):
             return rows
         shares = self.memory.share_prompts
@@ -354,7 +355,7 @@ class Learner:
         """Return [N] the trainer's minus the sampler's log-probabilities, of all completion tokens
         in the order of the micro-batches, and the FLOPs that this rank executed."""
         every = np.arange(len(rollouts.group_B))
-        _, places_N, observed, flops = self.observe_rows(rollouts, every, PLAIN, loss)
+        _, places_N, observed, flops = self.score_rows(rollouts, every, PLAIN, loss)
         return torch.from_numpy(observed.logprobs_N - rollouts.logprobs_N[places_N]), flops
 
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -398,8 +399,8 @@ class Learner:
             return cost
         return cost - (factor - 1.0) * epochs * prompt_cost(account, architecture, rows)
 
-    def observe_cost(self, account: str, rows: Rows, features: Features) -> float:
-        """Return the cost of `observe` on `rows`, in the unit of `account`. Gradient norms cost as
+    def score_cost(self, account: str, rows: Rows, features: Features) -> float:
+        """Return the cost of `score` on `rows`, in the unit of `account`. Gradient norms cost as
         much as an update."""
         if features.gradient_norms:
             return self.update_cost(account, rows)

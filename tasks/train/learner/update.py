@@ -22,7 +22,7 @@ from tasks.common.accounting.ledger import Architecture, forward_flops
 from tasks.models.adapters import adapters_off, has_adapters, num_adapter_parameters
 from tasks.models.packing import forward, forward_after, forward_rows, head_logits, head_precision
 from tasks.models.sharding import call
-from tasks.models.transfer import chosen, to_device, to_host
+from tasks.models.transfer import index_of, to_device, to_host
 from tasks.train.data.columns import Bools, Floats
 from tasks.train.data.rollouts import Rollouts, StepTotals
 from tasks.train.data.tokens import Tokens, average
@@ -112,7 +112,7 @@ def accumulate_gradients(
 
         # the policy's log-probabilities of its own tokens
         own_N = trained_N[batch.places_N]
-        own = chosen(own_N, batch.device)
+        own = index_of(own_N, batch.device)
         logprobs_N, entropy_N = (part[own] for part in token_logprobs(model, batch, objective))
         sampler_N = batch.sampler_logprobs_N[own]
 
@@ -140,7 +140,7 @@ def accumulate_gradients(
 
         # statistics stay on the device: reading them here would make the host wait
         unread.append(statistics(part, sums["clipped"], entropy_N, kl_N, cut_N, tokens.weights_N))
-        is_current = chosen(is_current_N[batch.places_N][own_N], batch.device)
+        is_current = index_of(is_current_N[batch.places_N][own_N], batch.device)
         stats.log_ratios.append((logprobs_N.detach() - sampler_N)[is_current])
         stats.log_weights.append(tokens.by_row(old_N - sampler_N))
         stats.num_tokens += len(logprobs_N)

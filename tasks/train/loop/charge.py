@@ -22,17 +22,17 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     if learner.reference is not None:
         of_reference = pass_cost(account, learner.reference_architecture, updated)
     features = trainer.features()
-    rows, observed = rollouts.rows(), 0.0
+    rows, scored = rollouts.rows(), 0.0
     if features is not None:
         computed = rows.apart() if features.reads_whole_rows else rows
         if account == "executed" and features.hidden_layer is not None:
             computed = computed.padded()
-        observed = learner.observe_cost(account, computed, features)
+        scored = learner.score_cost(account, computed, features)
     has_proximal = trainer.run.settings.correction.proximal is not None
     proximal = has_proximal * pass_cost(account, architecture, rows)
     return {
         "generate": generation_cost(account, architecture, batch.fresh.rows()),
-        "observe": observed + proximal,
+        "score": scored + proximal,
         "reference": of_reference,
         "update": learner.update_cost(account, updated, trainer.run.settings.updates.epochs),
     }

@@ -24,7 +24,7 @@ from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trun
 from tasks.train.loop.charge import charge, spend
 from tasks.train.loop.parts import sampler_of
 from tasks.train.loop.queue import Batch
-from tasks.train.loop.reporter import Record, Reporter
+from tasks.train.loop.reporter import UNKNOWN, Length, Log, Reporter
 from tasks.train.loop.sampler import Sampler
 from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
@@ -38,13 +38,13 @@ def train(
     trainer: Trainer,
     checkpoints: Checkpoints,
     settings: CheckpointSettings,
-    record: Record,
-    extent: tuple[float | None, str] = (None, "rollout"),
+    log: Log,
+    length: Length = UNKNOWN,
     checkpoint: Path | None = None,
 ) -> dict[str, float]:
     """Train to the end of the run, from the given `checkpoint` or the newest one. Return the work
-    lost to kills ({} on ranks above 0). `record(values, step, charged FLOPs)` is called for every
-    trunk step and every curve point; `extent` is the run's length and unit for the progress bar.
+    lost to kills ({} on ranks above 0). `log(values, step, charged FLOPs)` is called for every
+    trunk step and every curve point; the progress bar reads `length`.
     Raise KeyboardInterrupt (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
     ranks, state = trainer.run.ranks, trainer.state
     resume(trainer, checkpoints, checkpoint)
@@ -52,10 +52,10 @@ def train(
     lost = checkpoints.count_lost(state.work) if ranks.is_main else {}
     with (
         stop_requested() as stopping,
-        progress(extent[0], "train", extent[1]) as bar,
+        progress(length.amount, "train", length.unit) as bar,
         sampler_of(trainer) as sampler,
     ):
-        reporter = Reporter(trainer, sampler, checkpoints, record, bar)
+        reporter = Reporter(trainer, sampler, checkpoints, log, bar)
         is_stopped = not warm_start(trainer, checkpoints, settings, stopping)
         while not is_stopped:
             # leave the trunk for a decayed branch, or return from its end
@@ -126,7 +126,7 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     with state.timed("score"):
         rollouts = trainer.joined(batch)
         rollouts = rollouts if replayed is None else merge([rollouts, replayed])
-        rollouts = trainer.observe_policy(rollouts)
+        rollouts = trainer.scored(rollouts)
     rollouts = trainer.estimate(rollouts, rng)
 
     # update, with the learning rate at the progress of the run after this step
@@ -141,7 +141,7 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
         shape.observe(rollouts)
     slots.replay.add(batch.fresh)
     charge(trainer, batch, rollouts, update)
-    row = trainer.record(batch, rollouts, update, rate)
+    row = trainer.add_row(batch, rollouts, update, rate)
     trainer.learner.reset_reference(state.num_steps)
     return row
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.train.checkpoint.checkpoints import Checkpoints
@@ -12,7 +13,18 @@ from tasks.train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-Record = Callable[[Mapping[str, Any], int, float], None]
+Log = Callable[[Mapping[str, Any], int, float], None]
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of a run, for the progress bar."""
+
+    amount: float | None  # None if it is unknown
+    unit: str = "rollout"
+
+
+UNKNOWN = Length(None)
 
 
 class Reporter:
@@ -23,11 +35,11 @@ class Reporter:
         trainer: Trainer,
         sampler: Sampler,
         checkpoints: Checkpoints,
-        record: Record,
+        log: Log,
         bar: Any,
     ) -> None:
         self.trainer, self.sampler, self.checkpoints = trainer, sampler, checkpoints
-        self.record, self.bar = record, bar
+        self.log, self.bar = log, bar
         self.values: list[dict[str, Any]] = []  # of each step of the window
         self.shown = 0.0  # on the bar
 
@@ -36,7 +48,7 @@ class Reporter:
         if point is None:
             return
         name = "validation_accuracy" if point["branch"] is None else "validation_accuracy_branch"
-        self.record({name: point["accuracy"]}, point["step"], point["flops_charged"])
+        self.log({name: point["accuracy"]}, point["step"], point["flops_charged"])
         logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
 
     def begin_window(self) -> None:
@@ -74,7 +86,7 @@ class Reporter:
             self.values[-1]["entropy_coefficient"] = self.trainer.slots.loss.bonus()
         for measured in self.values:
             if state.branch is None:
-                self.record(measured, measured["step"], measured["flops_charged"])
+                self.log(measured, measured["step"], measured["flops_charged"])
             self.show(measured, seconds / num)
         self.values = []
 

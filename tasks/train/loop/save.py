@@ -93,8 +93,8 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, checkpoint: Path | None) 
             f"{checkpoint or checkpoints.folder} is from other code, which stored {what} "
             "differently: omit --resume, or delete this folder, to start over"
         )
-    found = None if loaded is None else loaded[1]["num_steps"]
-    if len(set(trainer.run.ranks.all_gather(found))) > 1:
+    num_steps = None if loaded is None else loaded[1]["num_steps"]
+    if len(set(trainer.run.ranks.all_gather(num_steps))) > 1:
         raise TrainingError(
             "the processes of this run found different checkpoints: is the data root shared by all?"
         )

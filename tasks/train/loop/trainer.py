@@ -24,7 +24,7 @@ from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.engine_weights import EngineWeights
 from tasks.train.loop.estimate import estimate
 from tasks.train.loop.queue import LEARNING_STREAM, Batch, GroupQueue, random_numbers
-from tasks.train.loop.record import describe_step, record_rollouts
+from tasks.train.loop.rows import describe_step, rollout_rows
 from tasks.train.loop.state import ROUNDING, State, TrainingError
 from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
 from tasks.train.settings import Guards
@@ -71,18 +71,17 @@ class Trainer:
         """Return all features of the policy that the slots, a second update or M2PO need before the
         step's update; None if there are none."""
         slots = self.slots
-        asked = [slots.select.features, slots.advantage.features]
-        asked += [shape.features for shape in slots.shape]
-        wanted = [features for features in asked if features]
-        settings = self.run.settings
-        if settings.observes_old or settings.correction.m2po is not None:
-            wanted.append(Features())
-        if not wanted:
+        by_slot = [slots.select.features, slots.advantage.features]
+        by_slot += [shape.features for shape in slots.shape]
+        requested = [features for features in by_slot if features]
+        if self.run.settings.reads_policy:
+            requested.append(Features())
+        if not requested:
             return None
-        layers = {features.hidden_layer for features in wanted} - {None}
+        layers = {features.hidden_layer for features in requested} - {None}
         if len(layers) > 1:
             raise TrainingError(f"the slots need hidden states of several layers: {layers}")
-        norms = any(features.gradient_norms for features in wanted)
+        norms = any(features.gradient_norms for features in requested)
         if norms and self.learner.is_sharded:
             raise TrainingError(
                 "a slot needs the gradient norm of every rollout, which a rank cannot compute from "
@@ -90,7 +89,7 @@ class Trainer:
             )
         return Features(layers.pop() if layers else None, norms)
 
-    def observe_policy(self, rollouts: Rollouts) -> Rollouts:
+    def scored(self, rollouts: Rollouts) -> Rollouts:
         """Add two things to the rollouts: the policy's features, if a part of the step needs them;
         and the old policy's log-probabilities, unless the old policy is the present one."""
         features = self.features()
@@ -99,9 +98,9 @@ class Trainer:
         old_N, settings = None, self.run.settings
         if settings.correction.proximal is not None:
             self.weights.free()
-            old_N, flops = self.learner.observe_old(rollouts, self.slots.loss)
+            old_N, flops = self.learner.score_old(rollouts, self.slots.loss)
             self.charge_pass(rollouts, flops, Features())
-        elif settings.observes_old and rollouts.observed is not None:
+        elif settings.scores_old and rollouts.observed is not None:
             old_N = rollouts.observed.logprobs_N
         if old_N is None:
             return rollouts
@@ -138,13 +137,13 @@ class Trainer:
     def score(self, rollouts: Rollouts, features: Features) -> Observed:
         """Return the policy's view of the rollouts, and charge it as scoring."""
         self.weights.free()
-        observed, flops = self.learner.observe(rollouts, features, self.slots.loss)
+        observed, flops = self.learner.score(rollouts, features, self.slots.loss)
         self.charge_pass(rollouts, flops, features)
         return observed
 
     def charge_pass(self, rollouts: Rollouts, flops: float, features: Features) -> None:
         """Charge a pass that supplied `features` as scoring; `flops` were executed."""
-        charged = self.learner.observe_cost("charged", rollouts.rows(), features)
+        charged = self.learner.score_cost("charged", rollouts.rows(), features)
         self.state.ledger.add(
             "score", executed=flops, charged=charged, charged_mixed=charged, charged_paper=charged
         )
@@ -166,8 +165,7 @@ class Trainer:
         if self.learner.has_gradient(rollouts, loss).any():
             self.weights.free()
             if updates.epochs > 1:
-                observed = self.learner.observe_reference(rollouts, loss)
-                rollouts, done[0].reference_flops = observed
+                rollouts, done[0].reference_flops = self.learner.score_reference(rollouts, loss)
         parts = minibatches(rollouts, updates, rng)
         old_N = rollouts.old_logprobs_N
         if old_N is not None and not self.learner.proximal.is_mean:
@@ -195,9 +193,9 @@ class Trainer:
                 break
             loss.observe_entropy(stats.entropy / max(stats.num_tokens, 1))
             self.learner.step(rate * stats.rate_factors[0])
-        found = merge_stats(done)
-        self.learner.proximal.observe(found.active_share)
-        return found
+        merged = merge_stats(done)
+        self.learner.proximal.observe(merged.active_share)
+        return merged
 
     def learning_rate(self, progress: float) -> float:
         """Return the learning rate of this step, after which a share `progress` of the run is done.
@@ -227,7 +225,7 @@ class Trainer:
     def where(self) -> str:
         return f"step {self.state.num_steps}"
 
-    def record(
+    def add_row(
         self, batch: Batch, rollouts: Rollouts, update: UpdateStats, rate: float
     ) -> dict[str, Any]:
         """Store the step's rows, count the step, and return its row of STEPS."""
@@ -248,7 +246,7 @@ class Trainer:
         }
         state.steps.append(row)
         if self.run.ranks.is_main:  # only rank 0 writes them
-            state.rollouts.append(record_rollouts(state.num_steps, self.prompts.ids, rollouts))
+            state.rollouts.append(rollout_rows(state.num_steps, self.prompts.ids, rollouts))
         state.num_steps += 1
         return row
 

@@ -99,11 +99,11 @@ class Collector:
         early = Early(self.grader, self.tokenizer, golds_B, begun_B)
         known = prompt_rows[rows_Q] if training else None
         of_prompts = prompts.table[prompt_rows[rows_Q]]
-        asked = Requested(of_prompts, known, self.tokenizer, self.stop_ids)
+        requested = Requested(of_prompts, known, self.tokenizer, self.stop_ids)
         enough = Enough(mine, rows_B, until, ranks) if until else None
         cost = Cost()
         if len(rows_B) and not (enough and enough.is_reached):
-            samples = self.sample(request, asked, early, enough)
+            samples = self.sample(request, requested, early, enough)
             check_versions(samples, version)
             mine = extended(mine, rows_B, samples, version)
             cost = self.cost(request, samples)
@@ -113,12 +113,12 @@ class Collector:
         return pl.concat(tables).sort("group", maintain_order=True), sum(costs[1:], costs[0])
 
     def sample(
-        self, request: Request, asked: Requested, early: Early, enough: "Enough | None"
+        self, request: Request, requested: Requested, early: Early, enough: "Enough | None"
     ) -> Samples:
         """Return the samples of `request`, graded as they end."""
         if enough is None:
-            asked = replace(asked, on_ended=early.on_ended)
-            samples = self.generate.generate(self.engine, request, asked)
+            requested = replace(requested, on_ended=early.on_ended)
+            samples = self.generate.generate(self.engine, request, requested)
             if UNFINISHED in samples.finish_reasons:
                 raise ArtifactError(f"the engine {self.engine.name} aborted a completion")
             return samples
@@ -134,10 +134,10 @@ class Collector:
 
         return self.engine.generate_until(request, is_enough)
 
-    def pass_rates(self, prompts: Prompts, asked: Rollouts) -> tuple[Floats, Cost]:
-        """Return the pass rates of prompts that get a graded rollout in `asked`, and the cost."""
-        table, cost = self.collect(prompts, asked.table, version=-1, training=False)
-        graded = replace(asked, table=table)
+    def pass_rates(self, prompts: Prompts, unsampled: Rollouts) -> tuple[Floats, Cost]:
+        """Sample rollouts; return the pass rates of prompts with a graded one, and the cost."""
+        table, cost = self.collect(prompts, unsampled.table, version=-1, training=False)
+        graded = replace(unsampled, table=table)
         graded = graded.where(~graded.is_error_B())
         size_Q = graded.sizes_Q()
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), len(size_Q))
@@ -146,10 +146,10 @@ class Collector:
     def probe(self, prompts: Prompts, num_tokens: int) -> tuple[Rollouts, Cost]:
         """Return one short, ungraded rollout of the first prompt, from this rank's engine."""
         sampling, first = replace(self.run.sampling, max_tokens=num_tokens), np.zeros(1, np.int64)
-        asked = make_rollouts(first, prompts.token_ids(first), first, seed=[sample_seed("probe")])
-        request, rows_B, _ = request_for(asked.table, sampling)
+        empty = make_rollouts(first, prompts.token_ids(first), first, seed=[sample_seed("probe")])
+        request, rows_B, _ = request_for(empty.table, sampling)
         samples = self.engine.generate(request)
-        rollouts = replace(asked, table=extended(asked.table, rows_B, samples, version=-1))
+        rollouts = replace(empty, table=extended(empty.table, rows_B, samples, version=-1))
         return rollouts, self.cost(request, samples)
 
     def cost(self, request: Request, samples: Samples) -> Cost:

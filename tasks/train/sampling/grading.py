@@ -100,6 +100,6 @@ def decode_samples(samples: Samples, tokenizer: PreTrainedTokenizerBase) -> list
         parts = sorted([*ends, *replies])
         # every turn but the last ended with a stop token; a reply has none
         reasons = ["stop" if part in ends[:-1] else "length" for part in parts[:-1]] + [reason]
-        found = decode([token_ids[slice(*part)] for part in parts], reasons, tokenizer)
-        texts.append("\n".join(text.strip("\n") for text in found))
+        decoded = decode([token_ids[slice(*part)] for part in parts], reasons, tokenizer)
+        texts.append("\n".join(text.strip("\n") for text in decoded))
     return texts

@@ -95,7 +95,15 @@ def make_learner(
     architecture = architecture_of(describe(model))
     policy = Policy(Path(), "random", architecture, 32_768, model.config.vocab_size, False)
     sampling = Sampling(1.0, 1.0, 0, max(sizes.lengths), 0)
-    return Learner(policy, model, settings, memory, sampling, Ranks(0, 1), sizes.device)
+    return Learner(
+        policy=policy,
+        model=model,
+        settings=settings,
+        memory=memory,
+        sampling=sampling,
+        ranks=Ranks(0, 1),
+        device=sizes.device,
+    )
 
 
 def rollouts_of(learner: Learner, length: int, num_tokens: int, seed: int = 0) -> Rollouts:

@@ -1,4 +1,4 @@
-"""The record of a step: its row of STEPS and its rows of TRAIN_ROLLOUTS."""
+"""The rows of a step: one of STEPS, and those of TRAIN_ROLLOUTS."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def describe_update(stats: UpdateStats) -> dict[str, float]:
     num = stats.num_tokens
     if not num:
         return {}
-    found = {
+    columns = {
         "loss": stats.loss / max(len(stats.norms), 1),
         "entropy": stats.entropy / num,
         "clip_rate": stats.clipped / num,
@@ -56,14 +56,14 @@ def describe_update(stats: UpdateStats) -> dict[str, float]:
     }
     ratios = torch.cat(stats.log_ratios).float().cpu().numpy()
     if not len(ratios):  # a step of only replayed rollouts has no tokens of the current policy
-        return found
+        return columns
     gaps = np.abs(ratios)
-    found |= {"log_ratio_mean": float(gaps.mean()), "log_ratio_max": float(gaps.max())}
+    columns |= {"log_ratio_mean": float(gaps.mean()), "log_ratio_max": float(gaps.max())}
     quantiles = {"log_ratio_p01": 0.01, "log_ratio_p50": 0.5, "log_ratio_p99": 0.99}
-    return found | {name: float(np.quantile(ratios, share)) for name, share in quantiles.items()}
+    return columns | {name: float(np.quantile(ratios, share)) for name, share in quantiles.items()}
 
 
-def record_rollouts(step: int, prompt_ids: pl.Series, rollouts: Rollouts) -> pl.DataFrame:
+def rollout_rows(step: int, prompt_ids: pl.Series, rollouts: Rollouts) -> pl.DataFrame:
     """Return the step's rows of TRAIN_ROLLOUTS, group by group."""
     table = rollouts.table
     masked = table["is_action"].null_count() < len(table)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from tasks.common.accounting.ledger import Architecture
 from tasks.models.packing import forward_rows
 from tasks.models.sharding import call
-from tasks.models.transfer import chosen, to_host
+from tasks.models.transfer import index_of, to_host
 from tasks.train.data.columns import Bools, Singles
 from tasks.train.data.rollouts import Features, Observed
 from tasks.train.learner.micro_batches import MicroBatch
@@ -33,7 +33,7 @@ from tasks.train.learner.update import (
 PROMPT_TOKENS = 10  # tokens at the end of a prompt whose hidden states are averaged (as in POISE)
 
 
-def observe(
+def score(
     model: PreTrainedModel,
     batches: list[MicroBatch],
     objective: Objective,
@@ -110,7 +110,7 @@ def prompt_means(hidden_BLD: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor
 def gradient_norm(model: PreTrainedModel, logprobs_N: torch.Tensor, own_N: Bools) -> torch.Tensor:
     """Return [1] the gradient norm of the log-probability of the tokens that the policy wrote."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    own = chosen(own_N, logprobs_N.device)
+    own = index_of(own_N, logprobs_N.device)
     gradients = torch.autograd.grad(logprobs_N[own].sum(), parameters, allow_unused=True)
     squares = [part.float().square().sum() for part in gradients if part is not None]
     return torch.stack(squares).sum().sqrt()[None]
