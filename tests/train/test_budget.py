@@ -129,7 +129,7 @@ def test_the_counted_pass_is_the_executed_one(
     with closing(trainer.collector.grader):
         batch = sampled(trainer)
         rollouts = trainer.estimate(trainer.scored(batch.fresh), trainer.rng())
-    counted = costs_of(trainer, batch, rollouts, "executed")["score"]
+    counted = costs_of(trainer, rollouts, "executed")["score"]
     assert trainer.state.ledger.executed["score"] == pytest.approx(counted, rel=0.12)
 
 

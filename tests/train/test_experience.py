@@ -249,7 +249,7 @@ def test_a_pass_over_stored_rollouts_by_hand(guesser: Path, tmp_path: Path) -> N
     rollouts = completions([1, 1, 0], [0, 0, 0], batch.fresh.prompt_rows_Q[1:2].tolist(), [9, 8, 7])
     trainer.slots.replay.add(rollouts.with_columns(prompt=[prompt] * 3))
     batch.joined = [1]
-    found = trainer.joined(batch)
+    found = trainer.joined(batch.fresh, batch.joined)
     assert found.sizes_Q().tolist() == (batch.fresh.sizes_Q() + np.eye(3, dtype=int)[1]).tolist()
     assert np.flatnonzero(found.replayed_B).tolist() == [int(found.sizes_Q()[:2].sum()) - 1]
     architecture = trainer.run.policy.architecture

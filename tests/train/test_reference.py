@@ -259,7 +259,7 @@ def test_a_teacher_is_charged_by_its_own_size(guesser: Path, tmp_path: Path) -> 
     for account in (ledger.charged, ledger.charged_mixed, ledger.charged_paper):
         assert account["score"] == scored
     assert scored == 2.0 * sizes.num_matmul_parameters * tokens
-    assert costs_of(trainer, batch, rollouts, "charged")["reference"] == scored
+    assert costs_of(trainer, rollouts, "charged")["reference"] == scored
     # 2 P to generate and 6 P to update in sGPO's flat rate without a reference
     assert ledger.charged_paper["update"] == 6.0 * own.num_matmul_parameters * tokens
     # the teacher's forward of the same tokens: a third of an update of its size

@@ -5,11 +5,11 @@ from tasks.common.accounting.spending import GENERATED, Rows, generation_cost, p
 from tasks.train.data.columns import Bools
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.learner.update import UpdateStats
-from tasks.train.loop.queue import Batch
 from tasks.train.loop.trainer import Trainer
+from tasks.train.sampling.collector import Cost
 
 
-def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -> dict[str, float]:
+def costs_of(trainer: Trainer, rollouts: Rollouts, account: str) -> dict[str, float]:
     """Return the step's cost in `account` by part: generation, passes before the update (features
     and old log-probabilities), the reference's pass, and the updates. Call this before the update,
     since the learning rate may depend on the spent share of the budget."""
@@ -31,7 +31,7 @@ def costs_of(trainer: Trainer, batch: Batch, rollouts: Rollouts, account: str) -
     has_proximal = trainer.run.settings.correction.proximal is not None
     proximal = has_proximal * pass_cost(account, architecture, rows)
     return {
-        "generate": generation_cost(account, architecture, batch.fresh.rows()),
+        "generate": generation_cost(account, architecture, rollouts.rows(~rollouts.replayed_B)),
         "score": scored + proximal,
         "reference": of_reference,
         "update": learner.update_cost(account, updated, trainer.run.settings.updates.epochs),
@@ -44,40 +44,35 @@ def updated_rows(trainer: Trainer, rollouts: Rollouts, updated_B: Bools) -> Rows
     return computed.rows(updated_B)
 
 
-def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts) -> None:
-    """Count the step in the account of the budget, if there is one, and set `batch.progress` to the
-    share of the budget that is spent after it."""
-    budget = trainer.budget
-    if budget is None:
-        return
-    costs = costs_of(trainer, batch, rollouts, budget.cell.account)
-    judged = 0.0 if budget.cell.account in GENERATED else batch.cost.judged_flops
-    budget.add_step(judged + sum(costs.values()), batch.target)
-    trainer.state.progress = batch.progress = budget.share
+def total_cost(trainer: Trainer, rollouts: Rollouts, judged_flops: float, account: str) -> float:
+    """Return the step's cost in `account`, with that of judging its rollouts."""
+    judged = 0.0 if account in GENERATED else judged_flops
+    return judged + sum(costs_of(trainer, rollouts, account).values())
 
 
-def charge(trainer: Trainer, batch: Batch, rollouts: Rollouts, update: UpdateStats) -> None:
+def charge(trainer: Trainer, rollouts: Rollouts, cost: Cost, update: UpdateStats) -> None:
     """Enter the step into the accounts (see the ledger), except for the passes that
-    `Trainer.charge_pass` enters. The generation of replayed rollouts was charged earlier; the
-    update of a rollout is charged once per epoch. `charged_paper` is sGPO's flat rate, which covers
-    the initial policy as reference; a teacher's pass is added to the reference-free rate."""
+    `Trainer.charge_pass` enters. `cost` is that of sampling and judging. The generation of replayed
+    rollouts was charged earlier; the update of a rollout is charged once per epoch. `charged_paper`
+    is sGPO's flat rate, which covers the initial policy as reference; a teacher's pass is added to
+    the reference-free rate."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
     epochs = trainer.run.settings.updates.epochs
     is_own = trainer.run.settings.reference.source is None
     has_reference = trainer.learner.reference is not None and is_own
     charged, mixed = (
-        costs_of(trainer, batch, rollouts, account) for account in ("charged", "charged_mixed")
+        costs_of(trainer, rollouts, account) for account in ("charged", "charged_mixed")
     )
-    generated = batch.fresh.rows().num_tokens
+    generated = rollouts.rows(~rollouts.replayed_B).num_tokens
     flat = paper_training_flops(architecture, generated, has_reference=has_reference)
     rates = {
-        part: {"charged": cost, "charged_mixed": mixed[part], "charged_paper": cost}
-        for part, cost in charged.items()
+        part: {"charged": flops, "charged_mixed": mixed[part], "charged_paper": flops}
+        for part, flops in charged.items()
     }
     rates["update"]["charged_paper"] = flat - charged["generate"] - charged["reference"] * is_own
-    ledger.add("generate", **batch.cost.as_account(), **rates["generate"])
+    ledger.add("generate", **cost.as_account(), **rates["generate"])
     ledger.add("score", executed=update.reference_flops, **rates["reference"])
-    ledger.add("score", **dict.fromkeys(ACCOUNTS, batch.cost.judged_flops))
+    ledger.add("score", **dict.fromkeys(ACCOUNTS, cost.judged_flops))
     ledger.add(
         "update",
         executed=update.flops,

@@ -21,7 +21,7 @@ from tasks.common.progress import progress
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.data.rollouts import Rollouts, merge
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
-from tasks.train.loop.charge import charge, spend
+from tasks.train.loop.charge import charge, total_cost
 from tasks.train.loop.parts import sampler_of
 from tasks.train.loop.queue import Batch
 from tasks.train.loop.reporter import UNKNOWN, Length, Log, Reporter
@@ -124,13 +124,16 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     rng = trainer.rng()
     replayed = slots.replay.draw(rng, batch.num_replayed, settings.batch)
     with state.timed("score"):
-        rollouts = trainer.joined(batch)
+        rollouts = trainer.joined(batch.fresh, batch.joined)
         rollouts = rollouts if replayed is None else merge([rollouts, replayed])
         rollouts = trainer.scored(rollouts)
     rollouts = trainer.estimate(rollouts, rng)
 
     # update, with the learning rate at the progress of the run after this step
-    spend(trainer, batch, rollouts)
+    if (budget := trainer.budget) is not None:
+        cost = total_cost(trainer, rollouts, batch.cost.judged_flops, budget.cell.account)
+        budget.add_step(cost, batch.target)
+        state.progress = batch.progress = budget.share
     rate = trainer.learning_rate(batch.progress)
     with state.timed("update"):
         update = trainer.update(rollouts, rate, rng)
@@ -140,7 +143,7 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     for shape in slots.shape:
         shape.observe(rollouts)
     slots.replay.add(batch.fresh)
-    charge(trainer, batch, rollouts, update)
+    charge(trainer, rollouts, batch.cost, update)
     row = trainer.add_row(batch, rollouts, update, rate)
     trainer.learner.reset_reference(state.num_steps)
     return row

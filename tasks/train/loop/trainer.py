@@ -1,6 +1,7 @@
 """The parts of a step: select and estimate, update, validate, record."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -123,12 +124,12 @@ class Trainer:
             budget.passes += pass_cost(budget.cell.account, architecture, rollouts.rows())
         return self.score(rollouts, Features())
 
-    def joined(self, batch: Batch) -> Rollouts:
-        """Return the fresh rollouts of a batch, and the stored ones that join its groups. A pass
-        over stored rollouts is a part of the batch's cost."""
-        fresh, numbers = batch.fresh, np.array(batch.joined)
-        if not len(numbers):
+    def joined(self, fresh: Rollouts, groups: Sequence[int]) -> Rollouts:
+        """Return `fresh`, and the stored rollouts that join these of its groups. A pass over stored
+        rollouts is a part of the step's cost."""
+        if not groups:
             return fresh
+        numbers = np.array(groups)
         stored = self.slots.replay.join(fresh.prompt_rows_Q[numbers], self.score_stored)
         joining = stored.with_columns(group=numbers[stored.group_B])
         table = pl.concat([fresh.table, joining.table], rechunk=True)
