@@ -30,6 +30,7 @@ from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy,
 from tasks.models.prompts import encode_prompts
 from tasks.train.checkpoint import results
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import write_measured, write_results
 from tasks.train.data.demonstrations import read_demonstrations
 from tasks.train.data.plan import Plan, read_plan
 from tasks.train.data.profile import Profile
@@ -51,7 +52,6 @@ from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.loop import train
 from tasks.train.loop.parts import queue_for, weights_for
 from tasks.train.loop.reporter import Length
-from tasks.train.loop.save import write_measured, write_results
 from tasks.train.loop.state import State, TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.sampling.collector import MIN_JUDGED, Collector, RunContext

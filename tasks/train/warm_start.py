@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import save
 from tasks.train.data.columns import Ints
 from tasks.train.data.demonstrations import Demonstrations
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.data.tokens import Gains, Tokens
 from tasks.train.loop.queue import random_numbers
-from tasks.train.loop.save import save
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings, WarmStart

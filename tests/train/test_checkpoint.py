@@ -16,10 +16,10 @@ from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.checksums import read_checked
 from tasks.common.files import ArtifactError, digest
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
+from tasks.train.checkpoint.save import resume, write_results
+from tasks.train.checkpoint.save import save as save_trainer
 from tasks.train.checkpoint.tensors import SavedTensors
 from tasks.train.loop.loop import train
-from tasks.train.loop.save import resume, write_results
-from tasks.train.loop.save import save as save_trainer
 from tasks.train.loop.state import TrainingError
 from tasks.train.settings import CheckpointSettings
 from tests.train.worlds import make_trainer, make_world, run_in_process

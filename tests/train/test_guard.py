@@ -17,7 +17,7 @@ from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
 from tasks.engines.hf.engine import HfEngine
 from tasks.train import run as training
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.save import resume
+from tasks.train.checkpoint.save import resume
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tests.engines.conftest import load

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import write_results
 from tasks.train.data.columns import Ints
 from tasks.train.data.rollouts import Rollouts, make_rollouts
 from tasks.train.learner.balance import rank_of
 from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
-from tasks.train.loop.save import write_results
 from tests.stages import run_in_workers
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 

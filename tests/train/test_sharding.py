@@ -23,11 +23,11 @@ from tasks.models.policy import load_model
 from tasks.models.sharding import shard
 from tasks.models.weights import whole
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import resume
 from tasks.train.checkpoint.tensors import SavedTensors, optimizer_tensors
 from tasks.train.learner.learner import sharding_of
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.loop import train
-from tasks.train.loop.save import resume
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import probe
 from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSettings

@@ -23,11 +23,11 @@ from tasks.common.processes.pool import Pool
 from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import write_results
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.loop import learn, train
 from tasks.train.loop.queue import Batch
 from tasks.train.loop.reporter import Log
-from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
 from tasks.train.sampling.collector import MIN_JUDGED, RunContext

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.common.accounting.ledger import ACCOUNTS, Ledger
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.loop.save import restore, save
+from tasks.train.checkpoint.save import restore, save
 from tasks.train.loop.state import ROUNDING
 from tasks.train.loop.trainer import Trainer
 

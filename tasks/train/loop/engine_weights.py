@@ -14,7 +14,9 @@ PROBE_TOKENS = 8
 class EngineWeights:
     """Loads the policy's weights into the engine. `version` is that of the weights in the engine;
     -1: those of the policy's folder. The engine and the trainer may differ by `max_gap` in mean
-    |log-probability|."""
+    |log-probability|. `parts_beside` are the parts of a step that run during updates."""
+
+    parts_beside: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from typing import Any
 from tasks.common.files import ArtifactError
 from tasks.common.progress import progress
 from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import resume, save
 from tasks.train.data.rollouts import Rollouts, merge
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
 from tasks.train.loop.charge import charge, total_cost
@@ -26,7 +27,6 @@ from tasks.train.loop.parts import sampler_of
 from tasks.train.loop.queue import Batch
 from tasks.train.loop.reporter import UNKNOWN, Length, Log, Reporter
 from tasks.train.loop.sampler import Sampler
-from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tasks.train.warm_start import warm_start

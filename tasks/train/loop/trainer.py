@@ -54,9 +54,8 @@ class Trainer:
     demonstrations: Demonstrations | None = None  # of a warm start
 
     def spent_seconds(self, *left_out: str) -> float:
-        """Return the seconds of all parts except `left_out`. Sampling ahead counts only as waiting
-        time."""
-        apart = {*left_out, "generate"} if self.run.settings.num_ahead else {*left_out}
+        """Return the seconds of all parts except `left_out`, and those that run during updates."""
+        apart = {*left_out, *self.weights.parts_beside}
         return sum(spent for part, spent in self.state.seconds.items() if part not in apart)
 
     @property

@@ -8,6 +8,8 @@ from tasks.train.loop.engine_weights import EngineWeights
 class BusyEngineWeights(EngineWeights):
     """Weights of an engine that samples during updates, so its memory is never freed."""
 
+    parts_beside = ("generate",)
+
     def free(self) -> None:
         pass
 
