@@ -104,23 +104,17 @@ def main(run: stage.Stage) -> None:
         write_results(trainer, checkpoints, out)
         if not ranks.is_main:
             return
-        check_inputs(run, checkpoints)
+        try:
+            run.check_inputs()
+        except ArtifactError:
+            checkpoints.delete()  # the next run would resume from the last one
+            raise
         write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
         if run.dvc_locks:
             results.keep(out, kept, key)
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
     summarize(trainer.state)
-
-
-def check_inputs(run: stage.Stage, checkpoints: Checkpoints) -> None:
-    """Raise ArtifactError if an input has changed. The checkpoints are then deleted, because the
-    next run would resume from the last one."""
-    try:
-        run.check_inputs()
-    except ArtifactError:
-        checkpoints.delete()
-        raise
 
 
 class LostError(stage.StageError):
@@ -181,7 +175,7 @@ def run_components(
 ) -> dict[str, Any]:
     """Return everything that the result depends on; its digest is the key of the checkpoints."""
     recipe, seed = run.coordinates()
-    budget = read_budget(budget_file(run))
+    budget = read_budget(run.layout.plan(recipe, seed) / "budget.json")
     code = run.layout.code("train", recipe)  # missing if the stage is run by hand
     return {
         "recipe": recipe,
@@ -193,11 +187,6 @@ def run_components(
         **recipes.input_digests(dataclasses.asdict(settings)),
         "code": digest(read_json(code)) if code.exists() else None,
     }
-
-
-def budget_file(run: stage.Stage) -> Path:
-    """Return the path of the file with the budget of this recipe and seed."""
-    return run.layout.plan(*run.coordinates()) / "budget.json"
 
 
 def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
@@ -238,7 +227,7 @@ def build(
     prompts, validation = (Prompts(table, encode) for table in tables.values())
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
-    cell = read_budget(budget_file(run))
+    cell = read_budget(run.layout.plan(*run.coordinates()) / "budget.json")
     budget = None if cell is None else RunBudget(cell, settings.batch.size)
     for folder in recipes.runs_of(dataclasses.asdict(settings)):
         check_vocabulary(policy, folder / "policy", "train.replay.folders: the policy")
