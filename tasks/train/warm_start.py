@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.checkpoint.save import save
 from tasks.train.data.columns import Ints
@@ -107,10 +108,7 @@ def charge(trainer: Trainer, rollouts: Rollouts, executed: float) -> None:
     charged = learner.update_cost("charged", rows)
     trainer.state.ledger.add(
         "update",
-        executed=executed,
-        charged=charged,
-        charged_mixed=charged,
-        charged_paper=charged,
+        **{**dict.fromkeys(ACCOUNTS, charged), "executed": executed},
         tokens=rows.num_tokens,
         rollouts=len(rows.group_B),
     )

@@ -245,11 +245,11 @@ class Learner:
         """Return the view of the rollouts at `rows` by this rank's policy, or by `reference`: the
         rows in the order of the micro-batches, the positions of their tokens in the step's flat
         arrays, the observed values, and the FLOPs."""
-        model = self.model if reference is None else reference
+        model, architecture = self.model, self.policy.architecture
+        if reference is not None:
+            model, architecture = reference, self.reference_architecture
         batches = self.micro_batches(rollouts, rows, features)
         fillers = self.fillers(rollouts, batches)
-        of_policy, of_reference = self.policy.architecture, self.reference_architecture
-        architecture = of_policy if reference is None else of_reference
         objective = self.objective(loss)
         with self.autocast():
             observed, flops = score(

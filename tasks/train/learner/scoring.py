@@ -1,8 +1,8 @@
-"""The policy's view of rollouts before a step's update: log-probabilities and entropies, and the
+"""Forward passes before the update: log-probabilities and entropies of a step's rollouts, and the
 hidden states and gradient norms that a slot requests.
 
-If a batch is used for several updates, the old log-probabilities are those of this pass. It also
-computes features for baselines and selectors. It has no gradient, except for the norms.
+If a batch is used for several updates, the old log-probabilities are those of this pass. It has no
+gradient, except for the norms.
 
 Legend: B rollouts, N their completion tokens, L padded length, D hidden size.
 """

@@ -1,11 +1,11 @@
-"""Decayed branches estimate the result of a run with less compute (`train.branches`).
+"""Decayed branches: what a run with less compute would reach (`train.branches`).
 
 A learning rate that has not decayed yet hides part of the progress, so two runs cannot be compared
-halfway. The trunk keeps a constant rate. A branch ends at one of the shares of the run that
-`train.branches` lists. For the last `decay_share` of that share, training leaves the trunk and
-decays the rate; at the end it validates and returns (Haegele et al., arXiv 2405.18392). A branch's
-point includes the cost of the trunk up to the fork and of the decay. The branch's executed work is
-in the ledger's phase `branch`; its steps and rollouts are not kept."""
+halfway. The trunk keeps a constant rate. For the last `decay_share` of each share of the run that
+`train.branches` lists, training leaves the trunk and decays the rate; at the end of the share it
+validates and returns (Haegele et al., arXiv 2405.18392). A branch's point includes the cost of the
+trunk up to the fork and of the decay. The branch's executed work is in the ledger's phase `branch`;
+its steps and rollouts are not kept."""
 
 import logging
 from collections.abc import Sequence

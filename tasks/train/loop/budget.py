@@ -1,4 +1,4 @@
-"""A run's progress through its budget: the cost of its steps so far, and the next step's limit.
+"""Spending of a run's budget: its steps so far, and the next step's limit.
 
 While batches are in flight, their cost is predicted from the newest steps, and either a whole batch
 or none is requested. Otherwise the remaining budget limits the size of the next batch."""

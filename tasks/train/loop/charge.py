@@ -1,7 +1,7 @@
-"""The cost of a step: in every account of the ledger, and in the account of the budget."""
+"""The cost of a step: in every account of the ledger, and in that of the budget."""
 
 from tasks.common.accounting.ledger import ACCOUNTS, paper_training_flops
-from tasks.common.accounting.spending import GENERATED, Rows, generation_cost, pass_cost
+from tasks.common.accounting.spending import Rows, generation_cost, pass_cost
 from tasks.train.data.columns import Bools
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.learner.update import UpdateStats
@@ -42,12 +42,6 @@ def updated_rows(trainer: Trainer, rollouts: Rollouts, updated_B: Bools) -> Rows
     """Return the groups and lengths of the rollouts in `updated_B`, as the update computes them."""
     computed = rollouts.without_tails() if trainer.slots.cuts_rows else rollouts
     return computed.rows(updated_B)
-
-
-def total_cost(trainer: Trainer, rollouts: Rollouts, judged_flops: float, account: str) -> float:
-    """Return the step's cost in `account`, with that of judging its rollouts."""
-    judged = 0.0 if account in GENERATED else judged_flops
-    return judged + sum(costs_of(trainer, rollouts, account).values())
 
 
 def charge(trainer: Trainer, rollouts: Rollouts, cost: Cost, update: UpdateStats) -> None:

@@ -1,4 +1,4 @@
-"""The policy's weights in the engine: loading them, verifying them, and freeing the engine."""
+"""The engine's copy of the policy: loading its weights, verifying them, and freeing memory."""
 
 import torch
 

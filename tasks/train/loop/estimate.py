@@ -1,4 +1,4 @@
-"""Advantages from rewards: the slots `select`, `shape` and `advantage` of one step."""
+"""Advantages from rewards: a step's slots `select`, `shape` and `advantage`."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom.
+"""The training loop, top to bottom.
 
     [warm start]
     control -> GroupQueue -> [request, sample, grade] -> Batch
@@ -6,8 +6,8 @@
       -> observe: control, generate, advantage, replay
 
 A window is the set of steps during which the engine keeps its weights: one step, or several if
-batches are sampled ahead (`loop.ahead`). Between windows the engine has the newest weights.
-The policy is then validated, a branch begins or ends (`branches`), and a checkpoint is written."""
+batches are sampled ahead (`loop.ahead`). Between windows the policy is validated, a branch begins
+or ends (`branches`), and a checkpoint is written."""
 
 import logging
 import signal
@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tasks.common.accounting.spending import GENERATED
 from tasks.common.files import ArtifactError
 from tasks.common.progress import progress
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.checkpoint.save import resume, save
 from tasks.train.data.rollouts import Rollouts, merge
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
-from tasks.train.loop.charge import charge, total_cost
+from tasks.train.loop.charge import charge, costs_of
 from tasks.train.loop.parts import sampler_of
 from tasks.train.loop.queue import Batch
 from tasks.train.loop.reporter import UNKNOWN, Length, Log, Reporter
@@ -131,8 +132,9 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
 
     # update, with the learning rate at the progress of the run after this step
     if (budget := trainer.budget) is not None:
-        cost = total_cost(trainer, rollouts, batch.cost.judged_flops, budget.cell.account)
-        budget.add_step(cost, batch.target)
+        judged = 0.0 if budget.cell.account in GENERATED else batch.cost.judged_flops
+        costs = costs_of(trainer, rollouts, budget.cell.account)
+        budget.add_step(judged + sum(costs.values()), batch.target)
         state.progress = batch.progress = budget.share
     rate = trainer.learning_rate(batch.progress)
     with state.timed("update"):

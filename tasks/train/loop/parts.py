@@ -1,4 +1,4 @@
-"""The choice between the parts of a synchronous run and those of a run that samples ahead."""
+"""Classes of a run's parts: synchronous, or sampling ahead of the steps."""
 
 from tasks.train.loop.ahead.queue import AheadQueue
 from tasks.train.loop.ahead.sampler import AheadSampler

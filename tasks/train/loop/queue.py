@@ -1,9 +1,8 @@
-"""The groups of a step, from the control's request to the step that takes them.
+"""The queue of a step's groups, from the control's request to the step that takes them.
 
     control requests -> Batch of groups -> sampled and graded -> complete -> taken by a step
 
-Here a step requests, samples and takes its own batch; `loop.ahead` has the queue of runs that
-sample more groups than those of one step."""
+Here a step requests, samples and takes its own batch (`loop.ahead`: groups of later steps too)."""
 
 import time
 from collections.abc import Mapping, Sequence

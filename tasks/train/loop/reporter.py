@@ -1,4 +1,4 @@
-"""Reports during a run: the record (MLflow), the file of executed work, the progress bar."""
+"""Reports during a run: metrics (MLflow), the file of executed work, the progress bar."""
 
 import logging
 import time

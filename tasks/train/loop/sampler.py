@@ -1,6 +1,7 @@
-"""Sampling for the steps: each step samples its own batch before its update."""
+"""Sampling for the next step: its own batch, before its update."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -8,15 +9,11 @@ from tasks.train.loop.queue import Batch
 from tasks.train.loop.trainer import Trainer
 
 
-class Sampler:
-    """Fills the queue, and gives the engine the weights of every step. A window is the set of steps
-    during which the engine keeps its weights: here one step."""
+class Sampler(AbstractContextManager[Any]):
+    """Fills the queue, and gives the engine the weights of every step. A window is one step."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-
-    def __enter__(self) -> "Sampler":
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: Any, traceback: TracebackType | None

@@ -1,4 +1,4 @@
-"""The mutable state of a run, which a checkpoint contains."""
+"""Mutable state of a run, which a checkpoint contains."""
 
 import time
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The parts of a step: select and estimate, update, validate, record."""
+"""The parts of a step: score, estimate, update, add its rows, validate."""
 
 import logging
 from collections.abc import Sequence
@@ -144,9 +144,7 @@ class Trainer:
     def charge_pass(self, rollouts: Rollouts, flops: float, features: Features) -> None:
         """Charge a pass that supplied `features` as scoring; `flops` were executed."""
         charged = self.learner.score_cost("charged", rollouts.rows(), features)
-        self.state.ledger.add(
-            "score", executed=flops, charged=charged, charged_mixed=charged, charged_paper=charged
-        )
+        self.state.ledger.add("score", **{**dict.fromkeys(ACCOUNTS, charged), "executed": flops})
 
     def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> Rollouts:
         """Return the rollouts with their advantages and selection."""

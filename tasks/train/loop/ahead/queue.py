@@ -1,17 +1,17 @@
-"""Groups of later steps, in flight during a step (`train.max_staleness`, `train.over_provision`).
+"""A queue of several steps: with `train.max_staleness` or `train.over_provision`, groups of later
+steps are in flight during a step.
 
-- `max_staleness` above 0: the batches of the next n steps are sampled, all from one policy, during
-  the updates on the n batches before them (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298;
-  periodic asynchrony, arXiv 2511.18871);
+- `max_staleness` above 0: the batches of the next n steps are sampled during the updates on the n
+  batches before them (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298; periodic asynchrony,
+  arXiv 2511.18871);
 - `over_provision` above 1: groups of the next step are in flight along with those of the current
-  step. Sampling ends when as many groups as the step requested are complete. The others continue
-  later, from their partial tokens (APRIL, arXiv 2509.18521). Sampling also waits for groups that
-  would exceed `max_staleness` in the next step. Each step takes as many groups as its own request
-  had, in the order of the requests, so no group is lost and none remains at the end.
+  one, until as many are complete as the step requested, and none would exceed `max_staleness` in
+  the next step. The others continue later, from their partial tokens (APRIL, arXiv 2509.18521). No
+  group is lost and none remains at the end. Short completions end first, so early batches are
+  easier and late ones longer.
 
 The policy that samples a batch depends on the steps and not on the clock, unless weights are
-replaced in the middle of completions (`train.in_flight_updates`). Short completions end first, so
-with `over_provision`, early batches are easier and late ones longer. The importance weights of the
+replaced in the middle of completions (`train.in_flight_updates`). The importance weights of the
 loss correct for older policies."""
 
 import math

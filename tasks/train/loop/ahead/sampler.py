@@ -1,17 +1,15 @@
-"""A thread samples the batches of the next steps during the updates of the current ones
-(`TrainSettings.num_ahead`).
+"""Sampling in a thread, ahead of the updates (`TrainSettings.num_ahead`).
 
-Sampling ahead works in windows. During the updates of a window, the batches of the next one are
-sampled, all from the policy at the start of the window. Then both sides wait for each other, the
-methods that control sampling observe the window, the engine gets the new weights, and a probe
-verifies them. When the n batches of a window are used, their policy is n to 2n - 1 steps old.
+During the updates of a window, the batches of the next one are sampled, all from the policy at the
+start of the window. Between windows both sides wait for each other. When the n batches of a window
+are used, their policy is n to 2n - 1 steps old.
 
 With `train.in_flight_updates` a window is one step, which begins when its batch is complete. After
 each step the engine gets the new weights while it samples, and one more batch may begin: that of
 `max_staleness` steps later. Whichever side is faster, `control` has observed the same steps when a
 batch begins. A completion continues with the new policy, and records the policy of each token
-(PipelineRL, arXiv 2509.19128). Both sides wait for each other only when the policy is validated and
-when a branch ends."""
+(PipelineRL, arXiv 2509.19128). Both sides wait only when the policy is validated or a branch
+ends."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Weights for an engine that samples during updates, and for one that replaces them meanwhile."""
+"""Weights of an engine that samples during updates, or while it replaces them."""
 
 from tasks.common.params import ParamsError
 from tasks.engines.engine import SwappingEngine
