@@ -133,7 +133,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.state.num_steps = numbers["num_steps"]
     trainer.weights.load()
     # after the engine's probe, which an uninterrupted run would not have made
-    trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
+    trainer.state.restore(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
     trainer.queue.restore(numbers[QUEUE], tables[QUEUE])
     if trainer.budget is not None:
         trainer.budget.restore(numbers["budget"])

@@ -16,8 +16,8 @@ STORED = ("spent", "observed", "before", "costs", "steps")  # in a checkpoint
 @dataclass
 class RunBudget:
     """The spent part of the `cell`'s budget: `spent` by the profile, a warm start and all steps,
-    and `before` by the time of the first step. Requests depend only on the `observed` part, without
-    `steps` (cost and size of each) that the control has yet to observe. `costs` are the costs of
+    and `before` by the time of the first step. Requests depend only on `observed`: `spent` without
+    the `steps` (cost and size of each) that the control has yet to observe. `costs` are those of
     the newest observed steps per rollout or per prompt (the batch's unit); `size` is the size of a
     batch in this unit; `passes` is the cost of the next step's passes over stored rollouts."""
 

@@ -34,14 +34,14 @@ class EngineWeights:
     def load(self) -> None:
         """Load the policy's weights into the engine, which is idle, and verify them."""
         self.send()
-        self.loaded()
+        self.note_loaded()
         self.probe()
 
     def send(self) -> None:
         """Copy the policy's weights into the engine."""
         self.collector.engine.set_weights(self.learner.weights())
 
-    def loaded(self) -> None:
+    def note_loaded(self) -> None:
         """Note that the engine has the policy's weights."""
         self.version = self.learner.version
         self.learner.proximal.keep(self.version)

@@ -45,8 +45,8 @@ def train(
 ) -> dict[str, float]:
     """Train to the end of the run, from the given `checkpoint` or the newest one. Return the work
     lost to kills ({} on ranks above 0). `log(values, step, charged FLOPs)` is called for every
-    trunk step and every curve point; the progress bar reads `length`.
-    Raise KeyboardInterrupt (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
+    trunk step and every curve point; the progress bar reads `length`. Raise KeyboardInterrupt
+    (Ctrl-C, SIGTERM) after in-flight batches are used or saved."""
     ranks, state = trainer.run.ranks, trainer.state
     resume(trainer, checkpoints, checkpoint)
     trainer.score_replay()
@@ -70,23 +70,20 @@ def train(
                 sampler.rest()
                 reporter.note(trainer.add_point(state.progress))
 
-            # request, sample and grade; a kill after this does not repeat the sampling
+            # request, sample and grade; a checkpoint, if due, keeps the sampling
             reporter.begin_window()
             sampler.fill()
-            is_due = (
-                trainer.queue.num_complete and checkpoints.seconds_ago() >= settings.every_seconds
-            )
-            if ranks.all_gather(is_due)[0]:
+            is_late = checkpoints.seconds_ago() >= settings.every_seconds
+            if ranks.all_gather(trainer.queue.num_complete and is_late)[0]:
                 save(trainer, checkpoints)
-            batches = sampler.take(state.branch)
-            if not batches and state.branch is not None:
+            if not (batches := sampler.take(state.branch)):
+                if state.branch is None:
+                    break
                 reporter.note(return_to_trunk(trainer, checkpoints))
                 continue
-            if not batches:
-                break
             state.progress = batches[-1].progress
 
-            # select, estimate, update and observe, while the next window is sampled
+            # select, estimate, update and observe
             learn_window(trainer, batches, sampler, reporter)
 
             is_stopped = any(ranks.all_gather(stopping()))
@@ -103,8 +100,8 @@ def train(
 def learn_window(
     trainer: Trainer, batches: Sequence[Batch], sampler: Sampler, reporter: Reporter
 ) -> None:
-    """Train on the batches of a window, load the new weights into the engine, and at the end of the
-    window let the control observe its batches."""
+    """Train on the batches of a window, then let the control observe them. The sampler decides when
+    the engine gets the new weights."""
     for batch in batches:
         reporter.begin_step()
         row = learn(trainer, batch)

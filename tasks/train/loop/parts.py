@@ -1,4 +1,5 @@
-"""Classes of a run's parts: synchronous, or sampling ahead of the steps."""
+"""Classes of a run's parts: synchronous, or ahead of the steps (`max_staleness`, which
+`over_provision` requires)."""
 
 from tasks.train.loop.ahead.queue import AheadQueue
 from tasks.train.loop.ahead.sampler import AheadSampler

@@ -23,7 +23,7 @@ from tasks.train.slots import Slots, SoFar
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
 APART = ("choices", "seeds", "is_kept", "fresh")  # fields of a batch that are not plain numbers
-NONE = make_rollouts(np.zeros(0, np.int64), [], np.zeros(0, np.int64))
+NO_ROLLOUTS = make_rollouts(np.zeros(0, np.int64), [], np.zeros(0, np.int64))
 
 
 def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
@@ -53,8 +53,8 @@ class Batch:
     """The groups of a step; `num_replayed` (in the batch's unit) is what the replay adds to them.
 
     `progress` is the share of the run that is done after this step; with a budget it is predicted
-    until the step's update. `target` is the target amount of the control's requests, in the batch's
-    unit. `cost` and `seconds` include sampling and judging.
+    until the step is charged. `target` is the amount that the control's requests aim at, in the
+    batch's unit. `cost` and `seconds` include sampling and judging.
 
     `choices` and `seeds` generate the step's random numbers for the control and for completions.
     `requested` are the indices of the groups that the control requested last, until they are
@@ -75,13 +75,13 @@ class Batch:
     requested: list[int] = field(default_factory=list)
     joined: list[int] = field(default_factory=list)
     is_kept: bool = field(default=False, compare=False)  # complete, in a checkpoint
-    fresh: Rollouts = field(default=NONE, repr=False, compare=False)  # its groups
+    fresh: Rollouts = field(default=NO_ROLLOUTS, repr=False, compare=False)  # its groups
 
 
 class GroupQueue:
     """The requested batches that no step has taken, in the order of their steps. The first
     `num_complete` of them are complete; `unobserved` are the taken batches that the control has yet
-    to observe. With a `budget`, the trainer's, the run ends when the budget is spent, not with the
+    to observe. With a `budget` (the trainer's), the run ends when it is spent, not with the
     plan."""
 
     def __init__(
@@ -248,7 +248,7 @@ class GroupQueue:
             batch.is_kept = True
         every = [each.fresh.table for each in [*self.unobserved, *self.batches]]
         numbered = [table.with_columns(batch=pl.lit(number)) for number, table in enumerate(every)]
-        return pl.concat([NONE.table.with_columns(batch=pl.lit(0)), *numbered])
+        return pl.concat([NO_ROLLOUTS.table.with_columns(batch=pl.lit(0)), *numbered])
 
     def numbers(self) -> dict[str, Any]:
         """Return the state except for the rollouts, as JSON for a checkpoint."""

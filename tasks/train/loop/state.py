@@ -75,12 +75,12 @@ class State:
         self.seconds[part] += time.perf_counter() - started
 
     def numbers(self) -> dict[str, Any]:
-        """Return the values for `fill` as JSON, except the tables `steps` and `curve`."""
+        """Return the values for `restore` as JSON, except the tables `steps` and `curve`."""
         plain = {name: getattr(self, name) for name in PLAIN}
         ledger, seconds, work = self.ledger.as_dict(), dict(self.seconds), dict(self.work)
         return {**plain, "ledger": ledger, "seconds": seconds, "work": work}
 
-    def fill(
+    def restore(
         self,
         numbers: Mapping[str, Any],
         steps: list[dict[str, Any]],

@@ -23,7 +23,7 @@ class SwappedWeights(BusyEngineWeights):
     def swap(self) -> None:
         """Load the policy's weights into the engine, which is sampling."""
         self.engine.swap_weights(self.learner.weights(), self.learner.version)
-        self.loaded()
+        self.note_loaded()
 
     def check_before_validation(self) -> None:
         """Probe the engine, which was not probed while it sampled."""
