@@ -38,6 +38,7 @@ ROOTS = (
     "aiohttp",
     "botocore",
     "fsspec",
+    "gguf",
     "httpx",
     "httpx2",
     "numpy",
