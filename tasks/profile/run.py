@@ -19,6 +19,7 @@ from tasks.grading.settings import Verify
 from tasks.models.policy import read_policy
 from tasks.profile.profile import profile_prompts, summarize
 from tasks.profile.settings import ProfileSettings
+from tasks.profile.sources import by_source, repetitions
 from tasks.store.fixed_policy import SamplerSettings, StoredRollouts, sampling_cost
 
 logger = logging.getLogger(__name__)
@@ -47,17 +48,20 @@ def main(run: stage.Stage) -> None:
         prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False
     )
     profiles: list[pl.DataFrame] = []
+    repeated: list[pl.DataFrame] = []
+
+    def add(part: pl.DataFrame) -> None:
+        profiles.append(profile_prompts(part))
+        repeated.append(repetitions(part))
+
     with graded_rollouts(
         stored, verify, layout.profile, greedy=False, judged=layout.judged
     ) as graded:
-        write_rollouts(
-            layout.profile / "rollouts.parquet",
-            [graded],
-            lambda part: profiles.append(profile_prompts(part)),
-        )
+        write_rollouts(layout.profile / "rollouts.parquet", [graded], add)
     profile = pl.concat(profiles)
     with Grader(verify) as grader:
         summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
+    summary["sources"] = by_source(prompts, profile, pl.concat(repeated))
     log_summary(summary, len(profile))
     if words := without_success(summary["outcomes"]):
         logger.warning("%s", words)
@@ -95,3 +99,19 @@ def log_summary(summary: Mapping[str, Any], num_prompts: int) -> None:
         summary["always_solved"],
         100 * summary["mixed_rate"]["8"],
     )
+    for source, values in summary["sources"].items():
+        logger.info(
+            "%s: %d prompts, mean pass rate %.3f; never solved %.0f %%, always %.0f %%; prompts by "
+            "number of successes: %s; the best constant answer (%s) is right for %.0f %%; "
+            "truncated %.1f %%, repeated completions %.0f %%",
+            source,
+            values["num_prompts"],
+            values["pass_rate_mean"],
+            100 * values["never_solved_rate"],
+            100 * values["always_solved_rate"],
+            " ".join(map(str, values["successes"])),
+            values["constant_answer"][:40],
+            100 * values["constant_rate"],
+            100 * values["truncated_rate"],
+            100 * values["repeated_rate"],
+        )

@@ -70,6 +70,7 @@ class Evidence:
 
     policy: Json
     profile: pl.DataFrame
+    profiled: Json  # the profile by source of prompts
     profile_flops: Json
     baseline: Json
     baseline_scores: pl.DataFrame
@@ -110,6 +111,7 @@ def read_evidence(layout: Layout, experiment: Experiment, ended: Sequence[str] =
     return Evidence(
         read_checked(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
+        read_checked(layout.profile / "summary.json")["sources"],
         read_checked(layout.profile / "flops.json"),
         metrics_of(layout.policy_card, layout.baseline),
         read_scores(layout.baseline),

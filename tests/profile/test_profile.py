@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tasks.common.accounting.success import without_success
-from tasks.common.artifacts import ROLLOUTS
+from tasks.common.artifacts import PROMPTS, ROLLOUTS
 from tasks.profile.profile import profile_prompts, summarize
+from tasks.profile.sources import by_source, repetitions
 from tests.stages import run_stage
 from tests.train.worlds import make_world
 
@@ -53,6 +54,46 @@ def test_counts_rates_and_intervals_by_hand() -> None:
     summary = summarize(profile)
     assert summary["num_ungraded"] == 1
     assert summary["histogram"] == [[0.25, 1], [0.5, 1]]
+
+
+def test_sources_by_hand() -> None:
+    """Of the three sums, two have the gold 7. The prompt `d` is of another source, and `e` has no
+    graded sample."""
+    outcomes = {
+        "a": ["correct", "correct"],
+        "b": ["wrong", "truncated"],
+        "c": ["correct", "wrong"],
+        "d": ["wrong", "wrong"],
+        "e": ["error", "error"],
+    }
+    texts = {"b": ["8", "8"], "d": ["1", "2"]}
+    rows = [
+        {**rollout(name, n, outcome), "text": texts.get(name, ["7", "9"])[n]}
+        for name, all_ in outcomes.items()
+        for n, outcome in enumerate(all_)
+    ]
+    table = ROLLOUTS.frame(rows)
+    golds = {"a": ("7", "sums"), "b": ("3", "sums"), "c": ("7", "sums")}
+    prompts = PROMPTS.frame(
+        [
+            {**PROMPTS.example, "prompt_id": name, "answer": gold, "source": source}
+            for name in outcomes
+            for gold, source in [golds.get(name, ("x", "words"))]
+        ]
+    )
+    sums, words = by_source(prompts, profile_prompts(table), repetitions(table)).values()
+    assert sums == {
+        "num_prompts": 3,
+        "pass_rate_mean": 0.5,
+        "never_solved_rate": pytest.approx(1 / 3),
+        "always_solved_rate": pytest.approx(1 / 3),
+        "successes": [1, 1, 1],
+        "constant_answer": "7",
+        "constant_rate": pytest.approx(2 / 3),
+        "truncated_rate": pytest.approx(1 / 6),
+        "repeated_rate": pytest.approx(1 / 6),
+    }
+    assert (words["num_prompts"], words["successes"], words["repeated_rate"]) == (1, [1, 0, 0], 0.0)
 
 
 def test_larger_groups_are_forecast_to_be_mixed_more_often() -> None:

@@ -39,6 +39,19 @@ HOSTILE = (
 )
 RECIPE = "third"
 NUM_PROMPTS = 40
+SOURCES = {
+    "a<b": {
+        "num_prompts": 40,
+        "pass_rate_mean": 0.25,
+        "never_solved_rate": 0.5,
+        "always_solved_rate": 0.1,
+        "successes": [20, 16, 4],
+        "constant_answer": HOSTILE,
+        "constant_rate": 0.05,
+        "truncated_rate": 0.0,
+        "repeated_rate": 0.125,
+    }
+}
 NUM_TEST = 256  # prompts, 8 samples each
 
 
@@ -135,7 +148,9 @@ def write_shared(layout: Layout) -> None:
     PROFILE.write(layout.profile / "profile.parquet", profile_of(counts))
     spent = amounts(80, 100, 90, 100, tokens=5000, rollouts=320)
     write_checked(layout.profile / "flops.json", ledger(profile=spent))
-    write_checked(layout.profile / "summary.json", {"settings": {"num_samples": 8}})
+    write_checked(
+        layout.profile / "summary.json", {"settings": {"num_samples": 8}, "sources": SOURCES}
+    )
     of = digest_file(layout.profile / "profile.parquet")
     write_checked(layout.measured("profile"), {"of": of, "seconds": {"profile": 6.0}})
     prompts = [

@@ -60,6 +60,7 @@ def page(results: Results, rollouts: Mapping[str, Any]) -> str:
         seeds=tables.seeds_table(results),
         points=tables.captioned_table(results, tables.points_at_shares(results.summary)),
         bills=tables.bills_table(results),
+        profiled=tables.profiled_table(results),
         decisions=tables.decisions_table(results),
         plans=tables.plans_table(results),
         forecast=tables.forecast_table(results),

@@ -259,6 +259,27 @@ def bills_table(results: Results) -> str:
     )
 
 
+def profiled_table(results: Results) -> str:
+    """Return a row for each source of training prompts, with what the profile found there."""
+    headers = ["source", "prompts", "pass rate", "never solved", "always solved"]
+    headers += ["prompts by successes", "best constant answer", "truncated", "repeated"]
+    body = [
+        (
+            escape(source),
+            f"{values['num_prompts']:,}",
+            share(values["pass_rate_mean"]),
+            share(values["never_solved_rate"]),
+            share(values["always_solved_rate"]),
+            " ".join(map(str, values["successes"])),
+            f"{values['constant_answer'][:40]}: {share(values['constant_rate'])}",
+            share(values["truncated_rate"]),
+            share(values["repeated_rate"]),
+        )
+        for source, values in results.evidence.profiled.items()
+    ]
+    return html_table(headers, body)
+
+
 def decisions_table(results: Results) -> str:
     """Return a table of the number of prompts by recipe, decision, group size and reason."""
     body = []
