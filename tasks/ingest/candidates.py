@@ -74,7 +74,7 @@ def clean(candidate: Candidate, record: Record, source: Source, max_characters: 
     `max_characters` (null: no limit).
 
     Chat messages in a template become plain text; without a template they stay messages. The
-    source's system message replaces any existing one, and turns plain text into a chat."""
+    source's system message replaces any existing one; it and shots turn plain text into a chat."""
     check(candidate)
     text = question = candidate.prompt
     messages = [{"role": "user", "content": text}]
@@ -90,9 +90,10 @@ def clean(candidate: Candidate, record: Record, source: Source, max_characters: 
             f"{max_characters}",
             "too_long",
         )
-    if source.system is not None:
-        turns = [one for one in messages if one["role"] not in chat.SYSTEM]
-        messages, is_chat = [{"role": "system", "content": source.system}, *turns], True
+    if any(question.strip() == shot.prompt.strip() for shot in source.shots or ()):
+        raise Unusable("the question is one of the source's shots", "demonstrated")
+    if source.system is not None or source.shots:
+        messages, is_chat = chat.led(messages, source), True
     template = source.template
     prompt = template.replace("{prompt}", text) if template else question
     marker = MARKER.search(text)

@@ -9,6 +9,7 @@ tools, images."""
 from typing import Any
 
 from tasks.ingest.fields import Unusable
+from tasks.ingest.settings import Source
 
 SYSTEM = ("system", "developer")
 ROLES = (*SYSTEM, "user", "assistant")
@@ -67,6 +68,19 @@ def text_of(content: Any) -> str | None:
 def question(messages: list[dict[str, str]]) -> str:
     """Return the question: the text of all messages except system messages."""
     return "\n\n".join(message["content"] for message in messages if message["role"] not in SYSTEM)
+
+
+def led(messages: list[dict[str, str]], source: Source) -> list[dict[str, str]]:
+    """Return the messages behind the source's system message, if any, and its shots."""
+    system = [one for one in messages if one["role"] in SYSTEM]
+    if source.system is not None:
+        system = [{"role": "system", "content": source.system}]
+    shots = [
+        {"role": role, "content": content}
+        for shot in source.shots or ()
+        for role, content in (("user", shot.prompt), ("assistant", shot.completion))
+    ]
+    return [*system, *shots, *(one for one in messages if one["role"] not in SYSTEM)]
 
 
 def flattened(messages: list[dict[str, str]]) -> str:

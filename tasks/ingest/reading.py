@@ -57,11 +57,11 @@ def check(source: Source, where: str) -> None:
         raise ParamsError(
             f"ingest.sources: prompt_template {source.prompt_template!r} must hold {{prompt}} once"
         )
-    given = (source.system is not None, source.prompt_template is not None, source.raw)
-    if sum(given) > 1:
+    is_chat = source.system is not None or source.shots is not None
+    if sum((is_chat, source.prompt_template is not None, source.raw)) > 1:
         raise ParamsError(
-            f"{where}: give one of system, raw and prompt_template: raw and prompt_template make "
-            "plain text, which has no system message"
+            f"{where}: give raw, or prompt_template, or system and shots: raw and prompt_template "
+            "make plain text, which has no turns"
         )
     if source.weight is not None and not 0 < source.weight < float("inf"):
         raise ParamsError(f"ingest.sources: weight is {source.weight}; it must be above 0")

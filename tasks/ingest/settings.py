@@ -35,6 +35,14 @@ class Contamination:
 
 
 @settings
+class Shot:
+    """A solved example in front of a prompt, as two turns of a chat."""
+
+    prompt: str  # of the user
+    completion: str  # of the assistant
+
+
+@settings
 class Source:
     """One entry of `ingest.sources`."""
 
@@ -42,6 +50,7 @@ class Source:
     settings: dict[str, Any]  # settings of that file
     prompt_template: str | None = None  # contains {prompt} once: "Question: {prompt}\\nAnswer:"
     system: str | None = None  # system message; replaces that of a chat
+    shots: list[Shot] | None = None  # solved examples in front of every prompt
     raw: bool = False  # plain text, without the policy's chat template
     verifier: Any = None  # replaces the preset's: a name, or a choice by column
     weight: float | None = None  # share of every split, relative to the other weights

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tasks.common.params import ParamsError
 from tests.ingest.helpers import entry, found, lines
 
 USER = {"role": "user", "content": "1 + 1?"}
@@ -83,6 +84,25 @@ def test_chat_is_kept_and_compared_without_its_system_message(tmp_path: Path) ->
     assert json.loads(chatting.messages or "") == [{"role": "system", "content": "Be brief."}, USER]
     assert (chatting.prompt, chatting.question) == ("1 + 1?", plain.question)
     assert plain.messages is None
+
+
+def test_shots_are_turns_in_front_of_the_prompt(tmp_path: Path) -> None:
+    shot = {"prompt": "2 + 2?", "completion": "4"}
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"question": "1 + 1?", "gold": "2"},
+        {"question": "2 + 2?", "gold": "4"},
+    )
+    ((one,), rejected) = found({**entry(path), "shots": [shot]})
+    assert json.loads(one.messages or "") == [*turns, USER]
+    assert (one.prompt, one.question) == ("1 + 1?", "1 + 1?")
+    assert [each.reason for each in rejected] == ["demonstrated"]
+    ((led,), _) = found({**entry(path), "shots": [shot], "system": "Be brief."})
+    system = {"role": "system", "content": "Be brief."}
+    assert json.loads(led.messages or "") == [system, *turns, USER]
+    with pytest.raises(ParamsError, match=r"give raw, or prompt_template, or system and shots"):
+        found({**entry(path), "shots": [shot], "raw": True})
 
 
 def test_system_setting_replaces_the_system_messages_of_rows(tmp_path: Path) -> None:

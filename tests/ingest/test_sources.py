@@ -214,7 +214,7 @@ def test_every_preset_declares_settings_and_one_reader() -> None:
         ({"question": {"betwen": ["a", "b"]}}, r"question\.betwen is unknown; allowed: between"),
         ({"where": {"kind": []}}, r"where\.kind is \[\]; give a value or a list"),
         ({"prompt_template": "Question:"}, "must hold {prompt} once"),
-        ({"system": "Be brief.", "raw": True}, "give one of system, raw and prompt_template"),
+        ({"system": "Be brief.", "raw": True}, "give raw, or prompt_template, or system and shots"),
         ({"presets": "jsonl"}, r"ingest.sources\[0\].presets is unknown"),
         ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
         ({"max_rows": 0}, "max_rows is 0; it must be at least 1"),
