@@ -7,7 +7,7 @@ attention, before any sampling. The check does not find differences that appear 
 than a few tokens, except those of windows."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from tasks.models.sharding import call
 
 LENGTH = 12  # tokens of the test sequence
 NARROW = 4  # tokens of a window that is shorter than the sequence
+ROUNDINGS = 3.0  # in 16 bits, how often the model's own rounding may differ
+LEAST = 0.05  # of the logits' deviation: the allowed difference, whatever the rounding
 # attributes for the size of an attention window in configurations and modules of transformers
 WINDOWS = ("sliding_window", "attention_chunk_size")
 
@@ -50,18 +52,29 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
 
 
 def gives_own_logits(model: PreTrainedModel, *, packed: bool) -> bool:
-    """Return whether a forward of `packing` gives the model's own logits for a test sequence. The
-    model's forward uses eager attention, except in 16 bits, where its rounding may hide a fault."""
+    """Return whether a forward of `packing` gives the model's own logits for a test sequence: in
+    float32 those of its eager attention up to rounding, in 16 bits those of its present attention
+    up to ROUNDINGS times the difference that its eager attention makes. In root mean square, this
+    difference is 1 to 4 % of the logits' deviation for 4 to 30 layers, and that of an ignored
+    window 19 to 36 %."""
     ids = [(7 * n + 3) % model.config.get_text_config().vocab_size for n in range(LENGTH)]
     whole = torch.tensor([ids], device=model.device)
     is_precise = model.dtype == torch.float32 and not torch.is_autocast_enabled(whole.device.type)
-    with with_eager_attention(model) if is_precise else nullcontext():
-        expected = model(input_ids=whole, use_cache=False).logits[0].float()
+    with with_eager_attention(model):
+        eager = model(input_ids=whole, use_cache=False).logits[0].float()
+    expected = eager if is_precise else model(input_ids=whole, use_cache=False).logits[0].float()
+    rounding = max(ROUNDINGS * rms(eager - expected), LEAST * float(expected.std()))
     if packed:
         expected = expected[[0, 1, 2, 3, 4, 0, 1, 2, *range(5, 12), *range(5, 9)]]
-    tolerance = 1e-3 if is_precise else 0.1
     logits = call(own_logits, model, ids, packed=packed)
-    return torch.allclose(logits, expected, atol=tolerance, rtol=tolerance)
+    if is_precise:
+        return torch.allclose(logits, expected, atol=1e-3, rtol=1e-3)
+    return rms(logits - expected) <= rounding
+
+
+def rms(values: torch.Tensor) -> float:
+    """Return the root mean square of the values."""
+    return float(values.square().mean().sqrt())
 
 
 def own_logits(model: PreTrainedModel, ids: list[int], *, packed: bool) -> torch.Tensor:

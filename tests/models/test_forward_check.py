@@ -6,6 +6,7 @@ from transformers import (
     Gemma2Config,
     GptOssConfig,
     Llama4TextConfig,
+    LlamaConfig,
     Qwen2MoeConfig,
 )
 
@@ -43,6 +44,26 @@ def test_window_that_packed_attention_does_not_get_is_refused(window: int) -> No
         check_forward(model, packed=True)
     check_forward(model, packed=False)  # by transformers' masks
     assert model.config.sliding_window == model.model.layers[0].self_attn.sliding_window == window
+
+
+@pytest.mark.parametrize("num_layers", [4, 30])
+def test_a_fault_is_told_from_the_rounding_of_bfloat16(num_layers: int) -> None:
+    """No healthy model is refused; a window in transformers' masks only is found."""
+    deep = {**GROUPED, "num_hidden_layers": num_layers}
+    for seed in range(10):
+        healthy = make(LlamaConfig(**deep), seed).to(torch.bfloat16)
+        for packed in (True, False):
+            check_forward(healthy, packed=packed)
+    config = Qwen2MoeConfig(
+        **deep,
+        **EXPERTS,
+        shared_expert_intermediate_size=24,
+        use_sliding_window=True,
+        sliding_window=6,
+        max_window_layers=num_layers,
+    )
+    with pytest.raises(ArtifactError, match="attention window of 6 tokens"):
+        check_forward(make(config).to(torch.bfloat16), packed=True)
 
 
 @pytest.mark.parametrize("name", WITH_EXTRAS)

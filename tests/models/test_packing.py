@@ -110,8 +110,8 @@ REFUSED = {
 LONG = [[(7 * n + 3 * length) % 61 for n in range(length)] for length in (31, 22, 5, 13)]
 
 
-def make(config: Any) -> Any:
-    torch.manual_seed(0)
+def make(config: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
