@@ -47,21 +47,19 @@ def main(run: stage.Stage) -> None:
     stored = StoredRollouts(
         prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False
     )
-    profiles: list[pl.DataFrame] = []
-    repeated: list[pl.DataFrame] = []
-
-    def add(part: pl.DataFrame) -> None:
-        profiles.append(profile_prompts(part))
-        repeated.append(repetitions(part))
-
+    parts: list[tuple[pl.DataFrame, pl.DataFrame]] = []
     with graded_rollouts(
         stored, verify, layout.profile, greedy=False, judged=layout.judged
     ) as graded:
-        write_rollouts(layout.profile / "rollouts.parquet", [graded], add)
-    profile = pl.concat(profiles)
+        write_rollouts(
+            layout.profile / "rollouts.parquet",
+            [graded],
+            lambda part: parts.append((profile_prompts(part), repetitions(part))),
+        )
+    profile, repeated = map(pl.concat, zip(*parts, strict=True))
     with Grader(verify) as grader:
         summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
-    summary["sources"] = by_source(prompts, profile, pl.concat(repeated))
+    summary["sources"] = by_source(prompts, profile, repeated)
     log_summary(summary, len(profile))
     if words := without_success(summary["outcomes"]):
         logger.warning("%s", words)
