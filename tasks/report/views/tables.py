@@ -261,8 +261,8 @@ def bills_table(results: Results) -> str:
 
 def profiled_table(results: Results) -> str:
     """Return a row for each source of training prompts, with what the profile found there."""
-    headers = ["source", "prompts", "pass rate", "never solved", "always solved"]
-    headers += ["prompts by successes", "best constant answer", "truncated", "repeated"]
+    headers = ["source", "prompts", "pass rate", "never", "always"]
+    headers += ["by successes", "best constant", "truncated", "repeated"]
     body = [
         (
             escape(source),
