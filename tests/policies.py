@@ -73,13 +73,17 @@ def bpe_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
 
 
 def make_policy(
-    folder: Path, architecture: str, corpus: list[str] | None = None, max_length: int = 512
+    folder: Path,
+    architecture: str,
+    corpus: list[str] | None = None,
+    max_length: int = 512,
+    num_layers: int = 2,
 ) -> Path:
     """Make a policy with random weights in `folder`. They are scaled up, so that its distribution
     is not uniform."""
     torch.manual_seed(0)
     shape = {
-        "num_hidden_layers": 2,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": 4,
         "head_dim": 32,
         "max_position_embeddings": max_length,

@@ -242,7 +242,7 @@ def build(
     state = State(progress=0.0 if budget is None else budget.first_share)
     gaps = sections.guards.max_sampler_gap
     # the difference that the coarser dtype of engine and trainer may cause
-    max_gap = max(float(getattr(gaps, dtype)) for dtype in (of_engine.dtype, settings.dtype))
+    max_gap, coarser = max((getattr(gaps, d), d) for d in (of_engine.dtype, settings.dtype))
     trainer = Trainer(
         context,
         slots,
@@ -252,7 +252,7 @@ def build(
         prompts,
         validation,
         sections.guards,
-        weights_for(settings)(learner, collector, prompts, slots.loss, state, max_gap),
+        weights_for(settings)(learner, collector, prompts, slots.loss, state, max_gap, coarser),
         state,
         budget,
         read_demonstrations(

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from tasks.common.accounting.ledger import decode_flops, forward_flops, prefill_flops
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
+from tasks.engines.hf.cache import KVCache
 from tasks.engines.hf.engine import HfEngine
 from tasks.train import run as training
 from tasks.train.checkpoint.checkpoints import Checkpoints
@@ -21,7 +23,8 @@ from tasks.train.checkpoint.save import resume
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tests.engines.conftest import load
-from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
+from tests.policies import make_policy
+from tests.train.worlds import make_trainer, make_world, run_in_process, sampled, write_params
 
 SIZES = [4, 3, 4, 2, 2, 6] * 2
 
@@ -115,3 +118,54 @@ def test_several_updates_per_batch_check_all_fresh_rollouts(guesser: Path, tmp_p
         rng = trainer.rng()
         with pytest.raises(TrainingError, match="step 0: the engine hf .* at policy version 0"):
             trainer.update(trainer.estimate(seen, rng), 1e-4, rng)
+
+
+def randomize(model: PreTrainedModel, seed: int) -> None:
+    """Give the model other random weights, and a distribution that is far from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1.0 + 3 * noise if "norm" in name else noise)
+        model.get_output_embeddings().weight.mul_(5.0)
+
+
+def swap_layers(model: Any, _: pytest.MonkeyPatch) -> None:
+    layers = model.base_model.layers
+    middle = len(layers) // 2
+    layers[middle], layers[middle - 1] = layers[middle - 1], layers[middle]
+
+
+def age_head(model: Any, _: pytest.MonkeyPatch) -> None:
+    weight = model.get_output_embeddings().weight
+    weight.data += 0.2 * weight.std() * torch.randn_like(weight)
+
+
+def narrow_window(_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bias = KVCache.bias
+    monkeypatch.setattr(KVCache, "bias", lambda cache, window, dtype: bias(cache, 4, dtype))
+
+
+@pytest.mark.parametrize("num_layers", [4, 30])
+def test_rounding_of_bfloat16_is_told_from_faults(
+    num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No healthy policy is refused, however much bfloat16 rounds its log-probabilities."""
+    policy = make_policy(tmp_path / "policy", "llama", num_layers=num_layers)
+    layout = make_world(tmp_path / "world", policy, SIZES)
+    write_params(layout, engine={"dtype": "bfloat16"})
+    trainer = make_trainer(layout)
+    weights, learner, engine = trainer.weights, trainer.learner, trainer.collector.engine
+    limits = []
+    for seed in range(10):
+        randomize(learner.model, seed)
+        weights.limit = 0.02
+        weights.load()
+        limits.append(weights.limit)
+    assert max(limits) > 0.04
+    for fault in (swap_layers, age_head, narrow_window):
+        monkeypatch.setattr(engine, "model", copy.deepcopy(engine.model))
+        fault(engine.model, monkeypatch)
+        with pytest.raises(TrainingError, match=r"over guards.max_sampler_gap 0\.\d+: it samples"):
+            weights.probe()
+        monkeypatch.undo()

@@ -106,7 +106,7 @@ class KVCache:
         keys = self.keys[layer][:num_rows, :, : self.span]
         values = self.values[layer][:num_rows, :, : self.span]
         bias = self.bias(window, query.dtype)
-        if query.dtype != torch.float32:
+        if query.dtype != torch.float32 and query.device.type != "cpu":
             attended = torch.nn.functional.scaled_dot_product_attention(
                 query[:, :, None],
                 keys,
@@ -116,11 +116,13 @@ class KVCache:
                 enable_gqa=heads != keys.shape[1],
             )
             return attended[:, :, 0]
-        # With one query per row, plain matmuls are faster than the fused kernels, which are made
-        # for many queries. Group queries by their key-value head: [n, K, H / K, D].
+        # With one query per row, plain matmuls are faster than the fused kernels of float32 and of
+        # CPUs, which are made for many queries. Group queries by their key-value head:
+        # [n, K, H / K, D].
         grouped = query.reshape(num_rows, keys.shape[1], -1, query.shape[2])
         scores = torch.matmul(grouped, keys.transpose(2, 3)).mul_(scaling).add_(bias)
-        return torch.matmul(scores.softmax(-1), values).reshape(num_rows, heads, -1)
+        shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+        return torch.matmul(shares, values).reshape(num_rows, heads, -1)
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """Return the mask [n, 1, 1, span] to add to the scores. All layers with the same window and

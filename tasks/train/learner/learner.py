@@ -241,17 +241,18 @@ class Learner:
         features: Features,
         loss: Loss,
         reference: PreTrainedModel | None = None,
+        dtype: str | None = None,
     ) -> tuple[Ints, Ints, Observed, float]:
         """Return the view of the rollouts at `rows` by this rank's policy, or by `reference`: the
         rows in the order of the micro-batches, the positions of their tokens in the step's flat
-        arrays, the observed values, and the FLOPs."""
+        arrays, the observed values, and the FLOPs. `dtype` replaces the trainer's."""
         model, architecture = self.model, self.policy.architecture
         if reference is not None:
             model, architecture = reference, self.reference_architecture
         batches = self.micro_batches(rollouts, rows, features)
         fillers = self.fillers(rollouts, batches)
         objective = self.objective(loss)
-        with self.autocast():
+        with self.autocast(dtype):
             observed, flops = score(
                 model, batches, objective, features, rollouts.trained_N(), architecture
             )
@@ -302,12 +303,13 @@ class Learner:
         """Whether this rank stores only some rows of the policy's parameters."""
         return is_sharded(self.model)
 
-    def autocast(self) -> torch.autocast:
-        is_bfloat16 = self.settings.dtype == "bfloat16"
+    def autocast(self, dtype: str | None = None) -> torch.autocast:
+        """Return the context of the forwards, in the trainer's dtype or in `dtype`."""
+        dtype = dtype or self.settings.dtype
         return torch.autocast(
             self.model.device.type,
-            torch.bfloat16,
-            enabled=is_bfloat16,
+            torch.float16 if dtype == "float16" else torch.bfloat16,
+            enabled=dtype != "float32",
             cache_enabled=not self.is_sharded,  # the cached copies would be of the whole policy
         )
 
@@ -357,6 +359,18 @@ class Learner:
         every = np.arange(len(rollouts.group_B))
         _, places_N, observed, flops = self.score_rows(rollouts, every, PLAIN, loss)
         return torch.from_numpy(observed.logprobs_N - rollouts.logprobs_N[places_N]), flops
+
+    def rounding(self, rollouts: Rollouts, loss: Loss, dtype: str) -> float:
+        """Return the mean absolute difference between the log-probabilities of `rollouts` in
+        float32 and by autocast to `dtype`. A sharded policy is gathered in one dtype: return 0."""
+        if self.is_sharded:
+            return 0.0
+        every = np.arange(len(rollouts.group_B))
+        precise_N, rounded_N = (
+            self.score_rows(rollouts, every, PLAIN, loss, dtype=each)[2].logprobs_N
+            for each in ("float32", dtype)
+        )
+        return float(np.abs(rounded_N - precise_N).mean())
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the policy's weights by name, as engines load them. If they are sharded, all ranks

@@ -1,20 +1,26 @@
 """The engine's copy of the policy: loading its weights, verifying them, and freeing memory."""
 
+import numpy as np
 import torch
 
 from tasks.train.data.prompts import Prompts
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.learner.learner import Learner
 from tasks.train.loop.state import State, TrainingError
 from tasks.train.sampling.collector import Collector
 from tasks.train.slots import Loss
 
-PROBE_TOKENS = 8
+PROBE_TOKENS = 8  # four times as many in 16 bits, whose rounding varies more
+ROUNDINGS = 4.0  # in 16 bits, how often the policy's own rounding engine and trainer may differ
+ROUNDED = 8  # rollouts on which this rounding is measured
 
 
 class EngineWeights:
     """Loads the policy's weights into the engine. `version` is that of the weights in the engine;
     -1: those of the policy's folder. The engine and the trainer may differ by `max_gap` in mean
-    |log-probability|. `parts_beside` are the parts of a step that run during updates."""
+    |log-probability|, or in 16 bits by ROUNDINGS times the rounding of the policy itself in
+    `dtype`, the coarser dtype of the two: deep policies round more. `parts_beside` are the parts of
+    a step that run during updates."""
 
     parts_beside: tuple[str, ...] = ()
 
@@ -26,9 +32,11 @@ class EngineWeights:
         loss: Loss,
         state: State,
         max_gap: float,
+        dtype: str,
     ) -> None:
         self.learner, self.collector, self.prompts = learner, collector, prompts
-        self.loss, self.state, self.max_gap = loss, state, max_gap
+        self.loss, self.state, self.max_gap, self.dtype = loss, state, max_gap, dtype
+        self.limit = max_gap  # of this policy
         self.version = -1
 
     def load(self) -> None:
@@ -56,16 +64,21 @@ class EngineWeights:
         """Free the engine's memory for the learner."""
         self.collector.engine.sleep()
 
-    def check(self, log_ratios: list[torch.Tensor], where: str) -> None:
-        """Raise TrainingError if the mean absolute difference of log-probabilities in `log_ratios`
-        is over `max_gap`. A sampler with stale weights would otherwise go unnoticed."""
+    def check(self, log_ratios: list[torch.Tensor], rollouts: Rollouts, where: str) -> None:
+        """Raise TrainingError if the mean absolute difference of log-probabilities in `log_ratios`,
+        those of tokens of `rollouts`, is over the limit. A sampler with stale weights would
+        otherwise go unnoticed."""
         ratios, engine = torch.cat(log_ratios), self.collector.engine
         gap = float(ratios.abs().mean()) if len(ratios) else 0.0
-        if gap > self.max_gap:
+        if gap > self.limit and self.dtype != "float32":
+            few = rollouts.take(np.arange(min(len(rollouts.group_B), ROUNDED)))
+            rounding = self.learner.rounding(few, self.loss, self.dtype)
+            self.limit = max(self.max_gap, ROUNDINGS * rounding)
+        if gap > self.limit:
             raise TrainingError(
                 f"{where}: the engine {engine.name} {engine.version} and the trainer differ by "
                 f"{gap:.2g} in mean |log-probability| at policy version {self.learner.version}, "
-                f"over guards.max_sampler_gap {self.max_gap:g}: it samples from other "
+                f"over guards.max_sampler_gap {self.limit:.2g}: it samples from other "
                 "weights, or its dtype is coarser than engine.dtype"
             )
 
@@ -78,9 +91,10 @@ class EngineWeights:
         memory is not probed: it cannot be stale."""
         if self.collector.engine.shares_weights:
             return
-        rollouts, cost = self.collector.probe(self.prompts, PROBE_TOKENS)
+        num_tokens = PROBE_TOKENS if self.dtype == "float32" else 4 * PROBE_TOKENS
+        rollouts, cost = self.collector.probe(self.prompts, num_tokens)
         log_ratios, flops = self.learner.log_ratios(rollouts, self.loss)
-        self.check([log_ratios], f"before step {self.state.num_steps}")
+        self.check([log_ratios], rollouts, f"before step {self.state.num_steps}")
         for sampled, scored in self.learner.ranks.all_gather((cost.flops, flops)):
             self.state.ledger.add("generate", executed=sampled)
             self.state.ledger.add("score", executed=scored)

@@ -170,7 +170,7 @@ class Trainer:
             # for current tokens these are the present policy's log-probabilities
             current_N = rollouts.trained_N() & rollouts.is_current_N(self.learner.version)
             ratios = torch.from_numpy((old_N - rollouts.logprobs_N)[current_N])
-            self.weights.check([ratios], self.where())
+            self.weights.check([ratios], rollouts, self.where())
         for number, part in enumerate(parts):
             if not self.learner.has_gradient(part, loss).any():
                 continue
@@ -182,7 +182,7 @@ class Trainer:
                 stats.norms = []  # no optimizer step follows
                 self.skip_nonfinite(rollouts, len(done) - 2)
                 break
-            self.weights.check(stats.log_ratios, self.where())
+            self.weights.check(stats.log_ratios, part, self.where())
             log_weights_B = torch.cat(stats.log_weights).double().numpy()
             reuse = number * updates.epochs // len(parts)
             stats.rate_factors = [loss.rate_factor(log_weights_B, stats.norms[0], reuse)]
