@@ -31,7 +31,7 @@ def examine(file: Path, layout: Layout) -> Findings:
             errors += places.check_model(written)
             errors += places.check_data(written, layout)[0]
         return Findings(errors, [])
-    model = places.describe_model(values, layout)
+    model, there = places.describe_model(values, layout), nvidia.gpus()
     unanswered, silent = servers.check(values)
     mismatched, unused = places.check_chat(values)
     misread, unreached = places.check_data(values, layout)
@@ -43,9 +43,10 @@ def examine(file: Path, layout: Layout) -> Findings:
         *places.check_writable(values, layout),
         *places.check_context(values, model),
         *places.check_disk(values, layout, model),
-        *machine.check(values, model, nvidia.gpus()),
+        *machine.check(values, model, there),
         *unanswered,
         *forecast.refusals(values, layout, values["experiment"]["recipes"]),
         *mismatched,
     ]
-    return Findings(errors, [*unused, *unreached, *places.silent_tracking(values), *silent])
+    slow = machine.idle_cpu(values, model, there)
+    return Findings(errors, [*unused, *unreached, *places.silent_tracking(values), *silent, *slow])

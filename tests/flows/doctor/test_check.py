@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub import constants
 from safetensors.numpy import save_file
 
-from flows.doctor import machine, nvidia, parameters, places
+from flows.doctor import machine, nvidia, parameters, places, rates
 from flows.doctor.check import Findings, examine
 from tasks.common import recipes
 from tasks.common.files import write_json, write_text
@@ -334,6 +334,32 @@ def test_gpu_memory_is_checked_with_nvidia_smi() -> None:
     assert machine.check(split, middle, [gpu] * 3) == []
     values["engine"]["num_processes"] = 2
     assert "but there are 1 here" in machine.check(values, small, [gpu])[0]
+
+
+def test_main_memory_of_training_on_a_cpu(monkeypatch) -> None:
+    """135M parameters have 0.5 GiB each of weights and gradients and 1.0 GiB of moments; the engine
+    and autocast have copies in 16 bits; and 1,024 tokens have logits."""
+    values = changed(learner__tokens_per_logprob_chunk=1024)
+    model = places.Model(134_500_000, 49_152, None)
+    sizes = {"SC_PHYS_PAGES": 2.9 * 2**30 / 4096, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(machine.os, "sysconf", sizes.get)
+    assert machine.check(values, model, []) == []  # 2.0 and 0.75 GiB
+    values["engine"]["dtype"] = values["train"]["dtype"] = "bfloat16"
+    [line] = machine.check(values, model, [])
+    assert line.startswith("training needs 3.3 GiB of main memory (weights 0.5, optimizer 1.0")
+
+
+def test_settings_that_leave_a_cpu_idle_are_a_remark(monkeypatch) -> None:
+    values, model = changed(engine__threads=1), places.Model(134_500_000, None, None)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert machine.idle_cpu(values, model, []) == []  # all settings are equally fast
+    speeds = {"float32": 90e9, "bfloat16": 170e9}
+    monkeypatch.setattr(rates, "probe", lambda threads, dtype: threads * speeds[dtype])
+    [line] = machine.idle_cpu(values, model, [])
+    assert "3.8 times as fast with engine.threads 2 and bfloat16 as engine.dtype" in line
+    assert machine.idle_cpu(values, places.Model(440_000, None, None), []) == []
+    fast = changed(engine__threads=2, engine__dtype="bfloat16", train__dtype="bfloat16")
+    assert machine.idle_cpu(fast, model, []) == []
 
 
 def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
