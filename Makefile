@@ -12,6 +12,7 @@
 #   TORCH_INDEX  an index to take torch from, in place of PyPI
 #   WORKERS      processes that run tests side by side; 0: none, everything in this one
 #   RECIPES      the recipes to compare, or all: written into params.yaml
+#   EXAMPLE      a folder of examples/: run its params.yaml, in a data root of that name
 #   ARGS         passed on to `winnow run` or pytest
 #   AUDIT        1: `make audit` asks for known vulnerabilities, too
 
@@ -23,7 +24,8 @@ PYTHON ?= $(firstword $(FOUND))
 VENV ?= .venv
 INSTALLED := $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*)))
 VLLM ?= $(or $(INSTALLED),$(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo none))
-MODEL ?=
+EXAMPLE ?=
+MODEL ?= $(filter smollm2,$(EXAMPLE))
 TORCH_INDEX ?=
 WORKERS ?= auto
 ARGS ?=
@@ -48,8 +50,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run env test test-extras check lint docs bench gpu-check audit clean
 
-run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="sgpo --seed 0"
-	@$(BIN)/python -m flows run $(if $(RECIPES),$(RECIPES) --experiment) $(ARGS)
+run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), EXAMPLE=smollm2, ARGS="sgpo --seed 0"
+ifneq ($(EXAMPLE),)
+	@test -f examples/$(EXAMPLE)/params.yaml || { echo "EXAMPLE is '$(EXAMPLE)'; it can be $(patsubst examples/%/params.yaml,%,$(wildcard examples/*/params.yaml))" >&2; exit 1; }
+	@mkdir -p $(EXAMPLE)
+	@test -f $(EXAMPLE)/params.yaml || cp examples/$(EXAMPLE)/params.yaml $(EXAMPLE)/
+endif
+	@$(BIN)/python -m flows run $(if $(RECIPES),$(RECIPES) --experiment) $(EXAMPLE:%=--data %) $(ARGS)
 
 env: $(STAMP) $(MODEL:%=$(VENV)/.model-%)  ## the environment alone
 	@test "$(MAKECMDGOALS)" != env || echo "$(VENV) is ready. Next: source $(BIN)/activate, then winnow init my-project, or make run"

@@ -271,6 +271,9 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
         card = read_checked(layout.policy_card)
         if card["source"] == source:
             return Model(card["num_parameters"], card["vocab_size"], card["max_length"])
+    if Policy(source).is_converted:
+        with suppress(ArtifactError, OSError, ValueError, IndexError, KeyError):
+            return of_gguf(locate(source))
     folder = model_folder(source)
     if folder is None:
         return None
@@ -282,6 +285,21 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
             layers = config.get("num_hidden_layers", config.get("n_layer"))
             return Model(number, config.get("vocab_size"), limit, layers or 0)
     return None
+
+
+def of_gguf(path: Path) -> Model:
+    """Return the sizes in the header of a GGUF file."""
+    from gguf import GGUFReader  # takes a second
+
+    reader = GGUFReader(path)
+    name = reader.fields["general.architecture"].contents()
+    length, layers = (
+        int(reader.fields[f"{name}.{key}"].contents()) for key in ("context_length", "block_count")
+    )
+    vocabulary = reader.fields["tokenizer.ggml.tokens"]
+    return Model(
+        sum(int(t.n_elements) for t in reader.tensors), len(vocabulary.data), length, layers
+    )
 
 
 def check_context(values: Values, model: Model | None) -> list[str]:

