@@ -10,8 +10,10 @@ import polars as pl
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Row
+from tasks.ingest.questions.duplicates import ALIVE
 from tasks.ingest.questions.identity import question_keys
 from tasks.ingest.reading import read, sources
+from tasks.ingest.settings import Source
 from tasks.ingest.spool import Spool
 from tasks.policy.settings import Supervised
 
@@ -36,20 +38,21 @@ def demonstrations(settings: Supervised) -> list[Row]:
 
 
 def coinciding(
-    rows: Sequence[Row], spool: Spool, train: pl.DataFrame, evaluation: pl.DataFrame
+    rows: Sequence[Row], spool: Spool, index: pl.DataFrame, entries: Sequence[Source]
 ) -> pl.DataFrame:
-    """Return the training rows (a part of the index) whose question is also a demonstration's, in
-    the form that `reject` accepts. Raise StageError if a row of `evaluation` is a demonstration."""
+    """Return the rows of the index whose question is also a demonstration's, in the form that
+    `reject` accepts. Raise StageError if a source that is only for validation or test has one."""
     keys = pl.DataFrame(
         {"folded": [question_keys(row.question)["folded"] for row in rows]}, {"folded": pl.UInt64}
     )
-    if found := evaluation.join(keys, on="folded", how="semi")["row"].to_list():
-        place = spool.take(pl.Series([found[0]], dtype=pl.UInt32), "source", "line", "question")
+    found = index.filter(ALIVE).join(keys, on="folded", how="semi", maintain_order="left")
+    measured = [n for n, entry in enumerate(entries) if entry.split in ("validation", "test")]
+    if refused := found.filter(pl.col("entry").is_in(measured))["row"].to_list():
+        place = spool.take(pl.Series([refused[0]], dtype=pl.UInt32), "source", "line", "question")
         _, source, line, question = place.row(0)
         raise StageError(
-            f"validation and test have {len(found)} questions that are also demonstrations of "
-            f"policy.supervised, the first in {source}, line {line} ({question[:80]!r}): give one "
-            "of the sources another seed, or other rows"
+            f"{len(refused)} questions for validation and test are also demonstrations of "
+            f"policy.supervised, the first in {source}, line {line} ({question[:80]!r}): remove "
+            "them from one of the sources"
         )
-    own = train.join(keys, on="folded", how="semi", maintain_order="left")
-    return own.select("row", other="row", reason=pl.lit("demonstrated"))
+    return found.select("row", other="row", reason=pl.lit("demonstrated"))

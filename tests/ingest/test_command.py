@@ -50,7 +50,7 @@ def tables(tmp_path: Path) -> dict[str, pl.DataFrame]:
     return {name: table.read(layout.prompts(name)) for name, table in kinds.items()}
 
 
-def test_questions_of_demonstrations_are_not_trained_on_and_stop_an_evaluation(
+def test_questions_of_demonstrations_are_dropped_and_stop_a_source_for_evaluation(
     tmp_path: Path,
 ) -> None:
     rows = [{"question": f"What is {n} + 1?", "gold": n + 1} for n in range(8)]
@@ -64,20 +64,25 @@ def test_questions_of_demonstrations_are_not_trained_on_and_stop_an_evaluation(
         file = lines(tmp_path / f"{split}.jsonl", {"question": asked, "gold": 1, "way": "1"})
         return [entry(file, solution="way")]
 
-    ingest(tmp_path, [source], splits, taught=teach("train"))
-    after = tables(tmp_path)
-    assert after["train"].rows() == before["train"].rows()[1:]
-    assert after["test"].equals(before["test"])
-    [reason] = after["rejected"].select("reason", "detail").rows()
-    assert reason == (
-        "demonstrated",
-        "the question is one of the demonstrations of policy.supervised",
-    )
+    for split in ("train", "validation", "test"):
+        ingest(tmp_path, [source], splits, taught=teach(split))
+        after = tables(tmp_path)
+        taught = before[split]["prompt"][0]
+        assert not any(taught in after[name]["prompt"].to_list() for name in splits)
+        assert [after[name].height for name in splits] == [3, 2, 2]
+        [reason] = after["rejected"].select("reason", "detail").rows()
+        assert reason == (
+            "demonstrated",
+            "the question is one of the demonstrations of policy.supervised",
+        )
     for split in ("validation", "test"):
-        output = ingest(tmp_path, [source], splits, taught=teach(split), expect=1)
-        asked = before[split]["prompt"][0]
-        line = 1 + [row["question"] for row in rows].index(asked)
-        assert f"the first in mine, line {line} ({asked!r}): give" in output
+        own = [source, {**entry(lines(tmp_path / "b.jsonl", *rows[3:5])), "split": split}]
+        asked = teach(split)
+        asked[0]["settings"]["path"] = str(
+            lines(tmp_path / "c.jsonl", {"question": "what is 4 + 1?", "gold": 5, "way": "5"})
+        )
+        output = ingest(tmp_path, own, splits, taught=asked, expect=1)
+        assert "the first in mine, line 2 ('What is 4 + 1?'): remove" in output
 
 
 def test_command_writes_equal_tables_every_time(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ Every part runs in a separate process, and writes `DIR/PART.json` when it ends. 
 contains all results so far. A part with a result is not run again: the same command continues a
 check that ran out of minutes or was killed. A part that failed has a log in `DIR/PART.log`, and is
 run again. The check needs no network: weights are random, at real shapes, or made here, or in an
-installed package. Without a GPU, or with `--small`, all parts are small and run on the CPU, to test the check
-itself."""
+installed package. Without a GPU, or with `--small`, all parts are small and run on the CPU, to test
+the check itself."""
 
 import argparse
 import importlib
