@@ -23,7 +23,6 @@ from tasks.common.stage import StageError
 from tasks.ingest.candidates import Row as Demonstration
 from tasks.ingest.demonstrations import demonstrations
 from tasks.models.folder import policy_digest
-from tasks.models.forward_check import check_forward
 from tasks.models.policy import (
     Policy,
     load_model,
@@ -63,7 +62,6 @@ def write_supervised(
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         model = load_model(base, dtype=torch.float32, device=device, trust_remote_code=is_trusted)
-        check_forward(model, packed=False)  # the head is computed by itself
         checkpoint = Unfinished(unfinished, key, every_seconds) if unfinished else None
         size = training.batch_size * training.batches_per_bucket
         chunks = partial(draw, rows, size, settings.seed)

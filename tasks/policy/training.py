@@ -9,7 +9,7 @@ On a GPU, and on a CPU with the setting `autocast`, products are in bfloat16, an
 optimizer in float32. Otherwise, all numbers are in float32. On a CPU, equal settings yield equal
 weights.
 
-Shapes: B rows, T tokens, N completion tokens, D hidden size, V vocabulary."""
+Shapes: B rows, T tokens, V vocabulary."""
 
 import logging
 import random
@@ -22,7 +22,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
-from tasks.models.packing import head_logits
 from tasks.policy.settings import Training
 from tasks.policy.unfinished import Unfinished
 
@@ -154,15 +153,13 @@ def step(
     for part in micro_batches(batch, settings.max_tokens_per_micro_batch):
         tokens_BT, targets_BT = (t.to(device) for t in collate(part, pad))
         with torch.autocast(device.type, torch.bfloat16, enabled=is_mixed):
-            if is_mixed:
-                is_target_BT = targets_BT != IGNORED
-                hidden_BTD = model.base_model(input_ids=tokens_BT, use_cache=False)[0]
-                logits_NV = head_logits(model, hidden_BTD[is_target_BT])
-                targets_N = targets_BT[is_target_BT]
-            else:  # with a head on all tokens the embedded policy repeats bit for bit
-                logits_NV = model(input_ids=tokens_BT, use_cache=False).logits.flatten(0, 1)
-                targets_N = targets_BT.flatten()
-        total = cross_entropy(logits_NV.float(), targets_N, ignore_index=IGNORED, reduction="sum")
+            logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
+        total = cross_entropy(
+            logits_BTV.float().flatten(0, 1),
+            targets_BT.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
         loss = total / divisor
         loss.backward()
         losses.append(loss.detach())
