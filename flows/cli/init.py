@@ -110,13 +110,14 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     from flows.doctor.places import describe_model  # takes two seconds
 
     model = options.model or ask("Model: tiny, a folder, x.gguf, or hf://org/name@revision", "tiny")
+    check_leaves({"model": model}, "--")
     known = describe_model({"policy": {"source": model}}, Root().layout)
     context = (known.max_length if known and model != "tiny" else None) or 2 * MAX_CHARACTERS
     usual = "64" if model == "tiny" else str(min(1024, context // 2))
     tokens = number(options.max_tokens or ask("Maximum tokens of a completion", usual), int)
     data = options.data or ask(f"Data: {EMBEDDED}, or a file of prompts and answers", EMBEDDED)
     options.data = data
-    check_leaves({"model": model, "data": data}, "--")
+    check_leaves({"data": data}, "--")
     values: dict[str, Any] = {"policy.source": place(model, options), "sampling.max_tokens": tokens}
     if data != EMBEDDED:
         longest = min(MAX_CHARACTERS, max(context - tokens - TURN_TOKENS, 1))
