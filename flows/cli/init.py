@@ -107,6 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 def answers(options: argparse.Namespace) -> dict[str, Any]:
     """Ask for values not given as options; set `options.data`. Return all values by dotted key."""
+    from flows.doctor.machine import num_cores
     from flows.doctor.places import describe_model  # takes two seconds
 
     model = options.model or ask("Model: tiny, a folder, x.gguf, or hf://org/name@revision", "tiny")
@@ -129,8 +130,8 @@ def answers(options: argparse.Namespace) -> dict[str, Any]:
     if model != "tiny":
         adapters = options.adapters or ask("Train only adapters?", "no", YES_NO)
         values |= training(known.num_parameters if known else LARGE, adapters == "yes")
-        cores = min(len(os.sched_getaffinity(0)), MAX_THREADS)
-        values |= {"engine.threads": cores} if gpu == "no" else {}
+        threads = min(num_cores(), MAX_THREADS)
+        values |= {"engine.threads": threads} if gpu == "no" else {}
     usual = "4e11" if model == "tiny" else NONE
     budget = options.budget or ask(f"FLOPs executed that a recipe may spend, or {NONE}", usual)
     return values | {"experiment.budget": as_budget(budget)}

@@ -25,6 +25,12 @@ LARGE = 2e7  # parameters of a policy whose speed on a CPU is that of its matrix
 MUCH_FASTER = 1.3  # ratio of speeds at which other settings are recommended
 
 
+def num_cores() -> int:
+    """Return how many cores this process may use; macOS reports only those of the machine."""
+    is_known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
+
+
 def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
     engine = values["engine"]
     if engine["device"] == "cuda" and not there:
@@ -112,11 +118,10 @@ def idle_cpu(values: Values, model: Model | None, there: list[Gpu]) -> list[str]
     on_gpu = engine["device"] != "cpu" and there
     if model is None or model.num_parameters < LARGE or on_gpu or engine["cluster"] != "local":
         return []
-    cores = len(os.sched_getaffinity(0))
     now = min(rates.probe(engine["threads"], each["dtype"]) for each in (engine, train))
     best, threads, dtype = max(
         (rates.probe(threads, dtype), threads, dtype)
-        for threads in {engine["threads"], cores}
+        for threads in {engine["threads"], num_cores()}
         for dtype in ("float32", "bfloat16")
     )
     if best < MUCH_FASTER * now:

@@ -95,11 +95,14 @@ def root_of(folder: str) -> Root:
 
 
 def existing(folder: str) -> Root:
-    """Return the root at `folder`. Raise ParamsError if it has no dvc.yaml, except for `data`."""
+    """Return the root at `folder`; one that has only its params.yaml gets a dvc.yaml. Raise
+    ParamsError if it has neither, except for `data`."""
     root = root_of(folder)
     if not root.is_main and not (commands.ROOT / root.pipeline).exists():
-        known = ", ".join(one.folder for one in every())
-        raise ParamsError(f"{folder} is not a data root: it has no dvc.yaml; there are {known}")
+        if not root.params.exists():
+            known = ", ".join(one.folder for one in every())
+            raise ParamsError(f"{folder} is not a data root: it has no dvc.yaml; there are {known}")
+        prepare(root)
     return root
 
 

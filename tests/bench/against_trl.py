@@ -4,7 +4,7 @@ prompts, rollouts a step, lengths, loss and optimizer.
     make bench        # installs requirements/bench.txt beside the environment's pins, then runs
     this and `compiled`
     python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5]
-    [--learning-rates 3e-4 6e-4 1.2e-3] [--large]
+    [--learning-rates 3e-4 6e-4 1.2e-3] [--large | --data ROOT]
 
 With several learning rates every side first runs each rate once, with a separate seed, and
 continues with the rate of the best held-out accuracy. Each run is a separate process with one
@@ -14,7 +14,9 @@ training loop after the warm-up steps is timed: sampling, grading, update, optim
 checkpoints, logging and tracking are off on all sides. Policies are saved at a few points, outside
 the timing, and evaluated afterwards by Winnow's evaluation on the same held-out prompts, to compare
 learning per second as well as rollouts per second. With `--large` the policy is the large one of
-`tests.bench.world`; its rewards are random, so only its speed is compared.
+`tests.bench.world`; its rewards are random, so only its speed is compared. With `--data` policy,
+prompts and dtypes are those of a data root, only speed is compared, and TRL first runs two steps in
+each of float32 and bf16, and continues with the faster.
 
 The sides differ in what Winnow does by design: groups without a gradient are excluded from the
 update, a prompt is prefilled once for its group, the verifier is a separate process, and every
@@ -52,17 +54,20 @@ def run_side(
     seed: int,
     points: list[int],
     learning_rate: float | None = None,
+    is_mixed: bool = False,
 ) -> Report:
     """Run one side in its own process, and return its report."""
     out = root / f"{side}-{seed}-{learning_rate or 0:g}"
-    job = Job(side, root, out, steps, seed, points, learning_rate)
+    job = Job(side, root, out, steps, seed, points, learning_rate, is_mixed)
     report: Report = in_new_process(measure, job)
     return report
 
 
 def speeds(report: Report, warmup: int, rollouts: int) -> Report:
     """Return the rates after the warm-up, from the end times of the steps."""
-    wall, cpu = (report[name][-1] - report[name][warmup] for name in ("wall", "cpu"))
+    wall, cpu, generation = (
+        report[name][-1] - report[name][warmup] for name in ("wall", "cpu", "generation")
+    )
     tokens, steps = report["completion_tokens"][warmup:], len(report["wall"]) - 1 - warmup
     ends = report["wall"][warmup:]
     return {
@@ -70,6 +75,8 @@ def speeds(report: Report, warmup: int, rollouts: int) -> Report:
         "completion tokens/s": sum(tokens) / wall,
         "rollouts per CPU second": rollouts * steps / cpu,
         "seconds a step (median)": statistics.median(b - a for a, b in itertools.pairwise(ends)),
+        "seconds a step of generation (mean)": generation / steps,
+        "seconds a step of all else (mean)": (wall - generation) / steps,
         "mean completion length": sum(tokens) / (rollouts * steps),
         "peak memory, MB": report["peak_mb"] + report["children_mb"],
     }
@@ -182,6 +189,18 @@ def tuned(root: Path, steps: int, seed: int, rates: list[float]) -> dict[str, fl
     return chosen
 
 
+def is_faster_mixed(root: Path, seed: int) -> bool:
+    """Return whether TRL's second step takes less time in bf16 than in float32."""
+    taken = {}
+    for is_mixed in (False, True):
+        wall = run_side("trl", root, 2, seed, [], is_mixed=is_mixed)["wall"]
+        taken[is_mixed] = wall[2] - wall[1]
+    print(
+        f"TRL: a step of {taken[False]:.3g} s in float32, {taken[True]:.3g} s in bf16", flush=True
+    )
+    return taken[True] < taken[False]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -192,10 +211,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--learning-rates", type=float, nargs="*", default=[], help="to choose of")
     parser.add_argument("--large", action="store_true", help="a policy of 24 million parameters")
+    parser.add_argument("--data", type=Path, help="a data root with a policy and prompts")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    shares = () if options.large else (0.125, 0.25, 0.5, 1.0)
+    shares = () if options.large or options.data else (0.125, 0.25, 0.5, 1.0)
     points = [round(options.steps * share) for share in shares]
     reports: dict[str, list[Report]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
@@ -206,14 +226,16 @@ def main() -> None:
             rollouts=options.rollouts,
             seeds=options.repeats + 1,
             large=options.large,
+            data=options.data,
         )
+        is_mixed = bool(options.data) and is_faster_mixed(root, options.repeats)
         rates = tuned(root, options.steps, options.repeats, options.learning_rates)
         for seed in range(options.repeats):
             for side in SIDES:
-                run = run_side(side, root, options.steps, seed, points, rates[side])
-                reports[side].append(run)
+                arguments = (side, root, options.steps, seed, points, rates[side], is_mixed)
+                reports[side].append(run_side(*arguments))
         table = speed_table(reports, options.warmup, options.rollouts)
-        found = {} if options.large else curves(root, reports)
+        found = curves(root, reports) if points else {}
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch")
     )

@@ -13,7 +13,8 @@ import psutil
 @dataclasses.dataclass(frozen=True)
 class Job:
     """The run of one side: `steps` steps in the world under `root`, with the policy saved after the
-    steps in `points`. Without a learning rate, the world's own applies."""
+    steps in `points`. Without a learning rate, the world's own applies. `is_mixed`: TRL computes in
+    bfloat16 with float32 weights; Winnow's dtypes are the world's."""
 
     side: str
     root: Path
@@ -22,11 +23,12 @@ class Job:
     seed: int
     points: list[int]
     learning_rate: float | None
+    is_mixed: bool = False
 
 
 class Clock:
-    """End times of the steps, in wall and CPU seconds of training. Time under `paused` is not
-    counted.
+    """End times of the steps, in wall and CPU seconds of training, and wall seconds of generation
+    up to them. Time under `paused` is not counted.
 
     CPU seconds are included because the cores may be shared: they do not grow while another job has
     the core."""
@@ -34,10 +36,12 @@ class Clock:
     def __init__(self) -> None:
         self.wall: list[float] = [0.0]
         self.cpu: list[float] = [0.0]
+        self.generation: list[float] = [0.0]
         self.start = (time.perf_counter(), time.process_time())
 
-    def tick(self) -> None:
-        """Record the end of a step."""
+    def tick(self, generation: float) -> None:
+        """Record the end of a step, and the seconds of generation so far."""
+        self.generation.append(generation)
         self.wall.append(time.perf_counter() - self.start[0])
         self.cpu.append(time.process_time() - self.start[1])
 

@@ -2,10 +2,11 @@
 the same computation as Winnow.
 
 On-policy GRPO with DAPO's loss (over the tokens of the step, clips 0.2 and 0.28), no KL, AdamW as
-in params.yaml, float32. Features that would slow TRL down, without a counterpart on the other side,
-are off: logging, saving, evaluation, gradient checkpointing (TRL's default) and bf16 (TRL's
-default; slower than float32 on a CPU). It generates with transformers. TRL divides advantages by
-the sample standard deviation, Winnow by the population's (7 % smaller at 8 rollouts)."""
+in params.yaml. Features that would slow TRL down, without a counterpart on the other side, are off:
+logging, saving, evaluation, gradient checkpointing (TRL's default) and, unless the job is mixed,
+bf16 (TRL's default; slower for small policies on a CPU). It generates with transformers. TRL
+divides advantages by the sample standard deviation, Winnow by the population's (7 % smaller at 8
+rollouts)."""
 
 # ruff: noqa: E402 (what TRL looks at while it is imported is set before)
 import json
@@ -14,6 +15,7 @@ import sys
 sys.modules["vllm"] = None  # type: ignore[assignment]  # TRL imports it where it is installed: memory it does not use
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +29,23 @@ from tasks.grading.loading import load
 from tests.bench.clock import Clock, Job, children_megabytes, peak_megabytes
 
 
-def config(
-    values: dict[str, Any], steps: int, seed: int, folder: Path, learning_rate: float | None
-) -> GRPOConfig:
+def config(values: dict[str, Any], job: Job) -> GRPOConfig:
     """Return a GRPOConfig with the values of params.yaml, translated from Winnow's names."""
     train, sampling = values["train"], values["sampling"]
     return GRPOConfig(
-        output_dir=str(folder),
+        output_dir=str(job.root / "trl"),
         use_cpu=True,
-        bf16=False,
+        bf16=job.is_mixed,
         gradient_checkpointing=False,
         use_vllm=False,
         per_device_train_batch_size=train["batch"]["size"],
         gradient_accumulation_steps=1,
         num_generations=8,
         num_iterations=1,
-        max_steps=steps,
+        max_steps=job.steps,
         max_completion_length=sampling["max_tokens"],
         temperature=sampling["temperature"],
-        learning_rate=learning_rate or train["learning_rate"],
+        learning_rate=job.learning_rate or train["learning_rate"],
         lr_scheduler_type="constant",
         adam_beta1=train["betas"][0],
         adam_beta2=train["betas"][1],
@@ -56,7 +56,7 @@ def config(
         epsilon=train["loss"]["clip_low"],
         epsilon_high=train["loss"]["clip_high"],
         shuffle_dataset=False,
-        seed=seed,
+        seed=job.seed,
         report_to="none",
         save_strategy="no",
         logging_strategy="no",
@@ -77,24 +77,24 @@ class Recorder(TrainerCallback):
         self.out, self.wanted, self.policy = out, points, policy
         self.tokenizer, self.verify = tokenizer, verify
         self.completion_tokens: list[int] = []
+        self.generation = 0.0  # seconds
         self.points: list[dict[str, Any]] = []
 
-    def __call__(
-        self, prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: Any
-    ) -> list[float]:
+    def __call__(self, prompts: Any, completion_ids: Any, answer: Any, **_: Any) -> list[float]:
         """Return 1 for each completion that is correct and ended before the limit."""
         stop = self.tokenizer.eos_token_id
+        texts = self.tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
         self.completion_tokens.append(sum(map(len, completion_ids)))
         return [
             float(ids[-1] == stop and self.verify(text, gold).outcome == "correct")
-            for text, ids, gold in zip(completions, completion_ids, answer, strict=True)
+            for text, ids, gold in zip(texts, completion_ids, answer, strict=True)
         ]
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self.clock = Clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.clock.tick()
+        self.clock.tick(self.generation)
         if state.global_step in self.wanted:
             with self.clock.paused():
                 folder = self.out.with_name(f"{self.out.name}-{state.global_step}")
@@ -123,15 +123,25 @@ def measure(job: Job) -> dict[str, Any]:
     trainer = GRPOTrainer(
         model,
         reward_funcs=recorder,
-        args=config(values, job.steps, job.seed, job.root / "trl", job.learning_rate),
+        args=config(values, job),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[recorder],
     )
+    generate = trainer._generate_single_turn
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        result = generate(*args, **kwargs)
+        recorder.generation += time.perf_counter() - began
+        return result
+
+    trainer._generate_single_turn = timed
     trainer.train()
     return {
         "wall": recorder.clock.wall,
         "cpu": recorder.clock.cpu,
+        "generation": recorder.clock.generation,
         "peak_mb": peak_megabytes(),
         "children_mb": children_megabytes(),
         "completion_tokens": recorder.completion_tokens,

@@ -56,7 +56,7 @@ def measure(job: Job) -> dict[str, Any]:
             """Record the end of a step; save the policy at the points of later evaluation."""
             if "reward_mean" not in values:
                 return
-            clock.tick()
+            clock.tick(trainer.state.seconds["generate"])
             num_steps = trainer.state.num_steps
             if num_steps in job.points:
                 folder = job.out.with_name(f"{job.out.name}-{num_steps}")
@@ -70,6 +70,7 @@ def measure(job: Job) -> dict[str, Any]:
     return {
         "wall": clock.wall,
         "cpu": clock.cpu,
+        "generation": clock.generation,
         **memory,
         "completion_tokens": [row["completion_tokens_mean"] * row["num_rollouts"] for row in rows],
         "points": saved,

@@ -6,7 +6,8 @@ tracking, checkpoints and validation are off.
 
 The policy is the embedded one, or a large one with random weights: 24 million parameters, with
 prompts of 109 tokens and completions of about 96, and rewards that depend on the last character.
-There the matrix products take most of the time, as in users' trainings."""
+There the matrix products take most of the time, as in users' trainings. Or policy, prompts and
+dtypes are those of a data root, such as of the example with a language model."""
 
 import json
 import shutil
@@ -41,21 +42,29 @@ def make_world(
     rollouts: int = 32,
     seeds: int = 1,
     large: bool = False,
+    data: Path | None = None,
 ) -> Layout:
     """Make prompts, policy, parameters, a plan of `steps` steps (the same for all seeds), and its
-    prompts in order as JSON lines."""
-    layout, values = Layout(root), parameters(rollouts, large)
+    prompts in order as JSON lines: as chat messages if the policy has a chat template."""
+    layout, values = Layout(root), parameters(rollouts, large, data)
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-    place_embedded(layout)
-    if large:
-        make_large(layout)
-    paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
-    command = [sys.executable, "-m", "tasks.ingest", *paths]
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
+    if data:
+        shutil.copytree(data / "prompts", root / "prompts")
+        layout.policy.symlink_to((data / "policy").resolve())
+        shutil.copy(Layout(data).policy_card, layout.policy_card)
+    else:
+        place_embedded(layout)
+        if large:
+            make_large(layout)
+        paths = ["--params", str(root / "params.yaml"), "--data", str(root)]
+        command = [sys.executable, "-m", "tasks.ingest", *paths]
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
     chosen = write_plan(layout, RECIPE, steps * rollouts // group_size, group_size, seeds)
-    lines = [json.dumps({k: row[k] for k in ("prompt", "answer", "verifier")}) for row in chosen]
-    (root / "order.jsonl").write_text("\n".join(lines) + "\n")
+    rows = [{k: row[k] for k in ("prompt", "answer", "verifier")} for row in chosen]
+    if AutoTokenizer.from_pretrained(layout.policy).chat_template:
+        rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    (root / "order.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     own = values["recipes"]["winnow"]["allocate"]["group_size"]
     write_plan(layout, "winnow", steps * rollouts // own, own, seeds)
     return layout
@@ -82,11 +91,11 @@ def make_large(layout: Layout) -> None:
     place_policy(layout.policy, layout, model)
 
 
-def parameters(rollouts: int, large: bool = False) -> dict[str, Any]:
-    """Return params.yaml without features that disturb a measurement, with fixed choices for the
-    machine."""
-    values: dict[str, Any] = every_value()
-    values["engine"] |= {"name": "hf", "device": "cpu", "dtype": "float32", "threads": 1}
+def parameters(rollouts: int, large: bool = False, data: Path | None = None) -> dict[str, Any]:
+    """Return params.yaml, the project's or that of a data root, without features that disturb a
+    measurement, with fixed choices for the machine."""
+    values: dict[str, Any] = every_value((data or PROJECT) / "params.yaml")
+    values["engine"] |= {"name": "hf", "device": "cpu", "threads": 1}
     values["checkpoint"] |= {"every_seconds": NEVER}
     values["ingest"]["splits"] = {"train": 1024, "validation": 256, "test": 16}
     values["train"] |= {

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from flows.__main__ import parser_of
 from flows.cli import flags
-from flows.pipeline import flow, roots
+from flows.pipeline import commands, flow, roots
 from flows.pipeline.request import FlowRequest
 from flows.pipeline.roots import Root, root_of
 from flows.pipeline.selection import SelectionError
@@ -40,6 +41,17 @@ def test_cells_behind_a_changed_stage_are_refused_if_left_out() -> None:
 def test_file_is_no_data_root() -> None:
     with pytest.raises(ParamsError, match="LICENSE is a file: use a new folder with --data"):
         roots.prepare(Root("LICENSE"))
+
+
+def test_folder_with_parameters_becomes_a_data_root(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ParamsError, match="other is not a data root"):
+        roots.existing("other")
+    (tmp_path / "other" / "params.yaml").write_text("policy: {source: tiny}\n")
+    assert roots.existing("other") == Root("other")
+    assert (tmp_path / "other" / "dvc.yaml").exists()
 
 
 def test_command_line_is_a_request() -> None:
