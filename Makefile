@@ -100,9 +100,9 @@ test-extras: env  ## the tests on a Ray cluster of this machine, and of training
 	@$(PIP) install --quiet --no-deps -r requirements/ray.txt -r requirements/torchao.txt
 	@$(PYTEST) tests/engines/test_ray.py tests/train/test_optimizer.py tests/train/test_quantized.py
 
-bench: env  ## compare with TRL (installs requirements/bench.txt beside the pins), and with the machine
+bench: env  ## compare with TRL (installs requirements/bench.txt beside the pins), and with the machine; on the data root EXAMPLE if set
 	@$(PIP) install --quiet --no-deps -r requirements/bench.txt
-	@$(BIN)/python -m tests.bench.against_trl
+	@$(BIN)/python -m tests.bench.against_trl $(EXAMPLE:%=--data % --steps 4 --repeats 3 --warmup 1)
 	@$(BIN)/python -m tests.bench.machine
 
 gpu-check: env  ## measure Winnow's parts on this machine's GPU in ten minutes; goes on where it was stopped
