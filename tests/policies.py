@@ -18,9 +18,9 @@ from tasks.common.artifacts import Layout
 from tasks.common.checksums import write_checked
 from tasks.engines.settings import EngineSettings
 from tasks.models.folder import policy_digest
+from tasks.models.lora import add_adapters
 from tasks.models.policy import describe, load_model
-from tasks.train.learner.lora import add_adapters
-from tasks.train.settings import Lora
+from tasks.models.settings import Lora
 
 ENGINE = EngineSettings(
     name="hf",

@@ -30,7 +30,7 @@ ONE_FILE = {
         "tasks/engines/weights/nccl.py",
         "tasks/engines/weights/extension.py",
     ),
-    "torchao": ("tasks/train/learner/optimizer.py", "tasks/train/learner/lora.py"),
+    "torchao": ("tasks/train/learner/optimizer.py", "tasks/models/lora.py"),
     "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",
     "starlette": ("flows/serve/app.py",),

@@ -1,5 +1,5 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) in a policy's modules, and their effect on its
-weights. Training adds them (`train/learner/lora.py`). Every forward of the policy applies them;
+weights. Training adds them (`models/lora.py`). Every forward of the policy applies them;
 without them the policy is the initial policy."""
 
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from tasks.common.accounting.ledger import Architecture
 
 NAME = "default"  # peft's name of the first adapter
 
@@ -76,3 +78,11 @@ def num_adapter_parameters(model: torch.nn.Module) -> int:
     return sum(
         part.numel() for layer in adapted_layers(model).values() for part in adapter_of(layer)[:2]
     )
+
+
+def update_factor(model: torch.nn.Module, architecture: Architecture) -> float:
+    """Return the cost of an update per token, in forward passes: one forward pass, one more for the
+    gradients of the inputs of the layers, and one for the gradients of their weights. With
+    adapters, only the adapters' weights have gradients."""
+    num_adapted = num_adapter_parameters(model)
+    return 2.0 + 3.0 * num_adapted / architecture.num_matmul_parameters if num_adapted else 3.0

@@ -61,6 +61,16 @@ class NamedWeights(Mapping[str, torch.Tensor]):
         return len(self.parts)
 
 
+@torch.no_grad()
+def load_weights(model: PreTrainedModel | None, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy weights to a model by name, except those that it does not have. Without a model they are
+    only read, for the other ranks."""
+    copies = model.state_dict() if model is not None else {}
+    for name, tensor in weights.items():
+        if name in copies:
+            copies[name].copy_(tensor)
+
+
 def as_saved(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights with the names and shapes of a policy's files, which vLLM loads. In memory,
     for example, the experts of a layer are a single tensor under another name.

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from tasks.common.params import ParamsError, at_least, settings
 from tasks.ingest.settings import Source
+from tasks.models.settings import Lora
 
 HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
 PACKAGE = re.compile(r"package://(?P<package>[A-Za-z_]\w*)/(?P<path>(\w[\w.-]*/)*\w[\w.-]*\.gguf)")
@@ -55,6 +56,14 @@ class Finetuning(Training):
     batches_per_bucket: int = 8  # among which examples are sorted by length; then it can be resumed
     learning_rate: float = 3.0e-4  # at its highest
     max_tokens_per_micro_batch: int | None = 2048  # of one forward and backward; null: a batch
+    lora: Lora | None = None  # adapters that are trained, then added to the weights; in 32 bits
+
+    def __post_init__(self) -> None:
+        if self.lora is not None and self.lora.base_bits != 32:
+            raise ParamsError(
+                "policy.supervised.training.lora.base_bits is 4, which only train.lora supports: "
+                "set it to 32"
+            )
 
 
 @settings

@@ -22,7 +22,9 @@ from tasks.common.files import digest
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Row as Demonstration
 from tasks.ingest.demonstrations import demonstrations
+from tasks.models.adapters import update_factor
 from tasks.models.folder import policy_digest
+from tasks.models.lora import add_adapters
 from tasks.models.policy import (
     Policy,
     load_model,
@@ -32,6 +34,7 @@ from tasks.models.policy import (
     torch_device,
 )
 from tasks.models.prompts import encode_plain, encode_prompts
+from tasks.models.weights import NamedWeights, load_weights
 from tasks.policy.card import check_numbers, whole_folder
 from tasks.policy.settings import Supervised
 from tasks.policy.training import Record, Row, train
@@ -58,19 +61,25 @@ def write_supervised(
     rows = encoded(found, policy, load_tokenizer(base, trust_remote_code=is_trusted))
     taught = digest([[row.question, row.solution] for row in found])
     key = {**asdict(settings), "policy": policy.digest, "demonstrations": taught}
-    device = torch_device(training.device)
+    load = partial(load_model, base, dtype=torch.float32, trust_remote_code=is_trusted)
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
-        model = load_model(base, dtype=torch.float32, device=device, trust_remote_code=is_trusted)
+        model = load(device=torch_device(training.device))
+        if training.lora is not None:
+            add_adapters(model, training.lora, settings.seed)
         checkpoint = Unfinished(unfinished, key, every_seconds) if unfinished else None
         size = training.batch_size * training.batches_per_bucket
         chunks = partial(draw, rows, size, settings.seed)
+        factor = update_factor(model, policy.architecture)
         num_tokens = train(model.train(), chunks, training, settings.seed, checkpoint, record)
+    if training.lora is not None:
+        weights, model = NamedWeights(model), load(device=torch.device("cpu"))
+        load_weights(model, weights)
     with whole_folder(folder) as temporary:
         temporary.rmdir()
         save_trained(model, base, temporary)
         check_numbers(temporary)
-    flops = charged_flops(policy.architecture, updated=num_tokens)
+    flops = charged_flops(policy.architecture, updated=num_tokens, update_factor=factor)
     trained = {"demonstrations": len(rows), "demonstrations_digest": taught, "flops": flops}
     own = {"digest": policy_digest(folder), "location": None}
     return {**card, **own, "supervised": {**trained, "tokens": num_tokens}}

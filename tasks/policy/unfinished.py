@@ -8,7 +8,7 @@ other settings, is ignored. The format is safetensors, which cannot execute code
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,16 @@ class Unfinished:
         return int(header["num_chunks"]), int(header["num_tokens"])
 
 
+def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters that are not frozen, by name."""
+    return (pair for pair in model.named_parameters() if pair[1].requires_grad)
+
+
 def tensors_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the parameters and AdamW's tensors, under names that include the parameter's name."""
+    """Return the trained parameters and AdamW's tensors, under names that include the parameter's
+    name."""
     tensors = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained(model):
         tensors[f"policy.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
             tensors[f"{key}.{name}"] = value
@@ -89,7 +95,7 @@ def restore(
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
     """Restore the result of `tensors_of` in place."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained(model):
         parameter.copy_(tensors[f"policy.{name}"])
         optimizer.state[parameter] = {
             "step": tensors[f"step.{name}"],  # AdamW requires it on the CPU

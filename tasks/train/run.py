@@ -26,6 +26,7 @@ from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
 from tasks.engines.settings import EngineSettings
 from tasks.grading.background import BackgroundGrader
 from tasks.models.folder import policy_digest
+from tasks.models.lora import add_adapters, load_adapted, quantize_base
 from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy, torch_device
 from tasks.models.prompts import encode_prompts
 from tasks.train.checkpoint import results
@@ -37,7 +38,6 @@ from tasks.train.data.profile import Profile
 from tasks.train.data.prompts import Prompts
 from tasks.train.data.rollouts import Features
 from tasks.train.learner.learner import Learner, memory_of, sharding_of
-from tasks.train.learner.lora import add_adapters, load_adapted, quantize_base
 from tasks.train.learner.ranks import (
     LOST_RANK,
     Ranks,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from tasks.common.params import ParamsError, above_zero, at_least, settings, share
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.grading.settings import Verify
+from tasks.models.settings import Lora
 
 Spec = dict[str, Any]
 SLOTS = ("control", "generate", "select", "replay", "advantage", "loss")
@@ -176,19 +177,6 @@ class ValidationSettings:
                 f"train.validation.every_share is {self.every_share}; it is the share of a run "
                 "between two points of the validation curve, above 0 and at most 1"
             )
-
-
-@settings
-class Lora:
-    """`train.lora`: adapters that are trained in place of the whole policy."""
-
-    rank: int  # of the adapters
-    alpha: float  # their effect is scaled by alpha / rank
-    modules: list[str] = ["all-linear"]  # last parts of names; all-linear: all but the output head
-    base_bits: Literal[32, 4] = 32  # of the frozen weights; 4: by torchao
-
-    def __post_init__(self) -> None:
-        at_least(1, train__lora__rank=self.rank)
 
 
 @settings

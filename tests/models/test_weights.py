@@ -20,7 +20,9 @@ from transformers import (
 from tasks.common.accounting.ledger import Architecture
 from tasks.engines.weights import changes
 from tasks.engines.weights.files import FileTransfer
+from tasks.models.lora import add_adapters, load_adapted
 from tasks.models.policy import Policy
+from tasks.models.settings import Lora
 from tasks.models.sharding import local, shard
 from tasks.models.weights import (
     NamedWeights,
@@ -28,8 +30,6 @@ from tasks.models.weights import (
     is_saved_as_it_is,
     whole,
 )
-from tasks.train.learner.lora import add_adapters, load_adapted
-from tasks.train.settings import Lora
 from tests.engines.conftest import load, scale
 from tests.models.test_packing import EXPERTS, GROUPED
 from tests.stages import run_in_workers

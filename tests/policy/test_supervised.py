@@ -65,9 +65,33 @@ def test_policy_learns_its_demonstrations_and_records_their_cost(
     assert decode([ids[num_prompt:]], ["stop"], tokenizer) == [row.solution]
 
 
-def test_killed_training_continues_to_the_same_weights(
-    tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_adapters_are_added_to_the_weights_of_their_layers(
+    tmp_path: Path, values: dict[str, Any], llama: Path
 ) -> None:
+    layout, losses = Layout(tmp_path / "data"), list[float]()
+    adapters = {"rank": 4, "alpha": 8.0, "modules": ["q_proj", "v_proj"]}
+    settings = policy(values, lora=adapters, learning_rate=3e-2)
+    card = provide(settings, layout, record=lambda _, loss: losses.append(loss))
+    assert losses[-1] < 0.9 * losses[0]
+    passes = card["supervised"]["flops"] / (2 * card["num_matmul_parameters"])
+    assert 2 < passes / card["supervised"]["tokens"] < 3
+    before = load_model(llama, dtype=torch.float32, device=torch.device("cpu")).state_dict()
+    after = weights(layout)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name.split(".")[-2] for name in changed} == {"q_proj", "v_proj"}
+    delta = after[min(changed)] - before[min(changed)]
+    assert int(torch.linalg.matrix_rank(delta, rtol=1e-3)) == 4
+
+
+@pytest.mark.parametrize("changes", [{}, {"lora": {"rank": 2, "alpha": 4.0}}])
+def test_killed_training_continues_to_the_same_weights(
+    tmp_path: Path,
+    values: dict[str, Any],
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values["supervised"]["training"] = TRAINING | changes
     whole, cut = Layout(tmp_path / "whole"), Layout(tmp_path / "cut")
     provide(policy(values), whole)
     uncut = supervised.draw

@@ -20,18 +20,18 @@ from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapted_layers, adapters_off
 from tasks.models.folder import policy_digest
 from tasks.models.fused import fits
+from tasks.models.lora import add_adapters
 from tasks.models.policy import load_model, load_tokenizer
+from tasks.models.settings import Lora
 from tasks.models.weights import NamedWeights
 from tasks.train.checkpoint.tensors import optimizer_tensors
 from tasks.train.data.rollouts import Rollouts, StepTotals
-from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
     accumulate_gradients,
     enable_activation_checkpointing,
     token_logprobs,
 )
-from tasks.train.settings import Lora
 from tests.engines.test_flops import architecture_of
 from tests.train.steps import estimated, graded
 from tests.train.test_gradient import OBJECTIVE

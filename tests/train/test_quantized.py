@@ -12,10 +12,11 @@ from tasks.common import params
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.memory import WEIGHT
 from tasks.models.adapters import adapted_layers, adapters_off, dense, is_quantized
+from tasks.models.lora import add_adapters, quantize_base
 from tasks.models.policy import load_model, load_tokenizer
+from tasks.models.settings import Lora
 from tasks.train.learner.learner import memory_of
-from tasks.train.learner.lora import add_adapters, quantize_base
-from tasks.train.settings import LearnerSettings, Lora, TrainSettings
+from tasks.train.settings import LearnerSettings, TrainSettings
 from tests.train.test_lora import logprobs, sample
 from tests.train.test_optimizer import SIZES, tensors_of
 from tests.train.worlds import (

@@ -15,13 +15,13 @@ from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError, digest_file, sync_folder, writing
 from tasks.common.recipes import runs_of
 from tasks.models.folder import policy_digest
+from tasks.models.lora import save_adapter
 from tasks.models.policy import save_trained
 from tasks.models.sharding import local, local_rows
 from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 from tasks.train.checkpoint.folder import Loaded
 from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer, rows_like
 from tasks.train.data.columns import COLUMNS
-from tasks.train.learner.lora import save_adapter
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 

@@ -14,13 +14,19 @@ from tasks.common.accounting.spending import Rows, pass_cost, prompt_cost
 from tasks.common.params import ParamsError
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.engines.settings import Sampling
-from tasks.models.adapters import adapters_off, has_adapters, is_quantized, num_adapter_parameters
+from tasks.models.adapters import (
+    adapters_off,
+    has_adapters,
+    is_quantized,
+    num_adapter_parameters,
+    update_factor,
+)
 from tasks.models.forward_check import check_forward, own_logits
 from tasks.models.packing import compile_layers
 from tasks.models.policy import Policy, load_model
 from tasks.models.sharding import local, shard
 from tasks.models.transfer import to_device
-from tasks.models.weights import NamedWeights, is_sharded, whole
+from tasks.models.weights import NamedWeights, is_sharded, load_weights, whole
 from tasks.train.data.columns import Bools, Floats, Ints
 from tasks.train.data.rollouts import Features, Observed, Rollouts, StepTotals
 from tasks.train.learner.balance import rank_of
@@ -390,10 +396,7 @@ class Learner:
                 device=torch.device("cpu"),
                 trust_remote_code=self.policy.trust_remote_code,
             )
-        copies = model.state_dict() if model is not None else {}
-        for name, tensor in self.weights().items():
-            if name in copies:
-                copies[name].copy_(tensor)
+        load_weights(model, self.weights())
         return model
 
     def adapter(self) -> dict[str, torch.Tensor]:
@@ -422,9 +425,5 @@ class Learner:
 
     @cached_property
     def update_factor(self) -> float:
-        """The cost of an update per token, in forward passes: one forward pass, one more for the
-        gradients of the inputs of the layers, and one for the gradients of their weights. With
-        adapters, only the adapters' weights have gradients."""
-        matmul = self.policy.architecture.num_matmul_parameters
-        num_adapted = num_adapter_parameters(self.model)
-        return 2.0 + 3.0 * num_adapted / matmul if num_adapted else 3.0
+        """See `adapters.update_factor`."""
+        return update_factor(self.model, self.policy.architecture)

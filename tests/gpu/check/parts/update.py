@@ -14,14 +14,15 @@ import torch
 from tasks.common import params
 from tasks.engines.engine import Samples
 from tasks.engines.settings import Sampling
+from tasks.models.lora import add_adapters
 from tasks.models.policy import Policy, architecture_of, describe
+from tasks.models.settings import Lora
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.learner.learner import Learner, memory_of
-from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.update import UpdateStats
 from tasks.train.methods.loss import clip
-from tasks.train.settings import LearnerSettings, Lora, TrainSettings
+from tasks.train.settings import LearnerSettings, TrainSettings
 from tests.gpu.check.shapes import Sizes, make_model, matmul_rate, seconds_of
 from tests.parameters import every_value
 from tests.train.steps import estimated, graded

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
+from tasks.models.settings import Lora
 from tasks.models.weights import whole
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.ranks import join_ranks
-from tasks.train.settings import Lora
 from tests.gpu.check.parts.update import (
     allocated,
     free,

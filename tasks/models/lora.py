@@ -21,8 +21,8 @@ from tasks.common.files import ArtifactError
 from tasks.models.adapters import NAME, adapted_layers, adapter_of
 from tasks.models.folder import names_in
 from tasks.models.policy import Policy, load_model
+from tasks.models.settings import Lora
 from tasks.models.sharding import local, local_rows
-from tasks.train.settings import Lora
 
 ALL = "all-linear"
 PREFIX = "base_model.model."  # of every name in an adapter's files
@@ -59,9 +59,9 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
                     raise ValueError(f"{module} not found")
         except ValueError as error:
             raise ArtifactError(
-                f"train.lora.modules is {modules}, and the policy's linear layers are "
-                f"{', '.join(sorted(linear)) or 'none'}: name some of these, or set train.lora to "
-                f"null ({error})"
+                f"lora.modules is {modules}, and the policy's linear layers are "
+                f"{', '.join(sorted(linear)) or 'none'}: name some of these, or set lora to null "
+                f"({error})"
             ) from error
 
 
