@@ -32,14 +32,19 @@ SUBCOMMANDS = {
     "read": "show rollouts of a recipe, before and after training, or of the profile",
     "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
     "dag": "show the stages as a tree in the terminal",
+    "export": "write a recipe's plan as training data of verl, TRL, and others",
+    "grade": "grade the rollouts of other trainers, as a service",
+    "import": "read the rollouts of other trainers back, and grade them again",
     "push": "publish a trained policy with a model card, or send a record to MLflow",
     "store": "inspect and maintain the rollout store",
     "clean": "show, and remove on request, what is old and not referenced",
 }
-TITLES = {"init": "start", "run": "run", "status": "look", "push": "share and maintain"}
+TITLES = {"init": "start", "run": "run", "status": "look", "export": "share and maintain"}
 COMPLETION = "--print-completion"
 ELSEWHERE = {
     "serve": "flows.serve.schedule",
+    "grade": "flows.serve.grade",
+    "import": "flows.cli.read_back",
     "ui": "flows.serve.ui",
     "clean": "flows.upkeep.clean",
 }

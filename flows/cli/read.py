@@ -1,5 +1,6 @@
 """winnow read RECIPE: test prompts with samples before and after training, and their verdicts.
 winnow read --profile, --baseline: prompts with samples of the initial policy, and their verdicts.
+winnow read external/NAME: rollouts that `winnow import` read.
 
 Classes: `learned` and `lost` (solved more or less often after training), `solved` and `unsolved`
 (always or never solved, before and after), or an outcome of a sample after training. Control
@@ -9,7 +10,7 @@ import argparse
 
 from flows.cli import flags
 from flows.pipeline import roots
-from flows.reading.comparisons import CLASSES, Request, read
+from flows.reading.comparisons import CLASSES, EXTERNAL, Request, read
 from tasks.common import params
 
 
@@ -34,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     if (options.recipe is None) == (options.part is None):
         raise params.ParamsError("set RECIPE, --profile or --baseline")
     root = roots.existing(options.data)
-    seed = None if options.part else flags.seed_of(options, params.load(root.params))
+    is_cell = options.part is None and not options.recipe.startswith(EXTERNAL)
+    seed = None if not is_cell else flags.seed_of(options, params.load(root.params))
     request = Request(options.prompt, options.kind, options.prompts, options.samples)
     for text in read(root.layout, options.part or options.recipe, seed, request):
         print(text, flush=True)

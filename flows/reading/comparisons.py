@@ -1,5 +1,5 @@
-"""Show prompts with samples of the policy before and after training, of the profile, or of the
-baseline, and the samples' verdicts and extracted answers."""
+"""Show prompts with samples of the policy before and after training, of the profile, of the
+baseline, or of another trainer, and the samples' verdicts and extracted answers."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
+from tasks.common.artifacts import IMPORTED, OUTCOMES, PROMPTS, ROLLOUTS, SPLITS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.statistics import score_prompts
@@ -16,6 +16,7 @@ from tasks.models.provenance import metrics_of
 
 RULE = "=" * 78  # before each prompt
 SIDES = ("before", "after")
+EXTERNAL = "external/"  # begins the name of imported rollouts
 MOVES = {
     "learned": pl.col("after") > pl.col("before"),
     "lost": pl.col("after") < pl.col("before"),
@@ -39,13 +40,16 @@ class Request:
 
 def read(layout: Layout, recipe: str, seed: int | None, request: Request) -> Iterator[str]:
     """Yield a count, then the requested prompts with samples. Without a seed, `recipe` is `profile`
-    (its training prompts) or `baseline`. Raise ArtifactError if none match."""
-    split = "train" if (recipe, seed) == ("profile", None) else "test"
-    files, prompts = paths(layout, recipe, seed), PROMPTS.read(layout.prompts(split))
-    rates = pass_rates(files, {*prompts["prompt_id"]}, split)
+    (its training prompts), `baseline`, or `external/NAME` (imported rollouts). Raise ArtifactError
+    if none match."""
+    is_external, is_profile = recipe.startswith(EXTERNAL), (recipe, seed) == ("profile", None)
+    splits = SPLITS if is_external else ("train",) if is_profile else ("test",)
+    prompts = pl.concat([PROMPTS.read(layout.prompts(split)) for split in splits])
+    files, split = paths(layout, recipe, seed), "" if is_external else f"{splits[0]} "
+    rates = pass_rates(files, None if is_external else {*prompts["prompt_id"]}, split)
     selected = choose(rates, [*files.values()][-1], request, split)
     cell = recipe if seed is None else f"{recipe}, seed {seed}"
-    yield f"{len(selected)} of {len(rates)} {split} prompts; {cell}"
+    yield f"{len(selected)} of {len(rates)} {split}prompts; {cell}"
     for row in selected.head(request.num_prompts).iter_rows(named=True):
         found = prompts.filter(pl.col("prompt_id") == row["prompt_id"]).row(0, named=True)
         yield heading(found, {side: row[side] for side in files})
@@ -56,6 +60,8 @@ def read(layout: Layout, recipe: str, seed: int | None, request: Request) -> Ite
 def paths(layout: Layout, recipe: str, seed: int | None) -> dict[str, Path]:
     """Return the path of each side's ROLLOUTS table. Raise ArtifactError for a recipe that has not
     been evaluated (the message lists the evaluated ones), or not with its present weights."""
+    if recipe.startswith(EXTERNAL):
+        return {recipe: layout.external(recipe.removeprefix(EXTERNAL)) / "rollouts.parquet"}
     if seed is None:
         if recipe == "baseline":
             metrics_of(layout.policy_card, layout.baseline)
@@ -76,17 +82,18 @@ def paths(layout: Layout, recipe: str, seed: int | None) -> dict[str, Path]:
     return files
 
 
-def pass_rates(files: dict[str, Path], prompts: set[str], split: str) -> pl.DataFrame:
+def pass_rates(files: dict[str, Path], prompts: set[str] | None, split: str) -> pl.DataFrame:
     """Return a row per prompt: for each side, the share of correct samples among the graded ones;
     null if none is graded. A single side is `before` and `after`, too. Raise ArtifactError if a
-    side was not measured on exactly `prompts`."""
+    side was not measured on exactly `prompts`, if these are given."""
     share = (pl.col("correct") / pl.col("trials")).fill_nan(None)
     sides = []
     for side, path in files.items():
-        scores = score_prompts(ROLLOUTS.read_columns(path, ["prompt_id", "greedy", "outcome"]))
-        if {*scores["prompt_id"]} != prompts:
+        table = ROLLOUTS if prompts is not None else IMPORTED
+        scores = score_prompts(table.read_columns(path, ["prompt_id", "greedy", "outcome"]))
+        if prompts is not None and {*scores["prompt_id"]} != prompts:
             raise ArtifactError(
-                f"{path} has other prompts than the {split} split, which has changed since: "
+                f"{path} has other prompts than the {split}split, which has changed since: "
                 "run `winnow run`"
             )
         sides.append(scores.select("prompt_id", share.alias(side)))
@@ -108,7 +115,7 @@ def choose(rates: pl.DataFrame, after: Path, request: Request, split: str) -> pl
     if rates.is_empty():
         what = f" whose id begins with {request.prompt}" if request.prompt is not None else ""
         kind = f" of the class {request.kind}" if request.kind else ""
-        raise ArtifactError(f"there is no {split} prompt{what}{kind}")
+        raise ArtifactError(f"there is no {split}prompt{what}{kind}")
     return rates
 
 
@@ -126,7 +133,7 @@ def heading(prompt: dict[str, str], rates: dict[str, float | None]) -> str:
 def samples(path: Path, side: str, prompt: str, request: Request) -> Iterator[str]:
     """Yield a prompt's first samples on one side as text, those of the requested outcome before the
     others, then the greedy one."""
-    rollouts = ROLLOUTS.check(
+    rollouts = (IMPORTED if side.startswith(EXTERNAL) else ROLLOUTS).check(
         pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
     )
     order = pl.col("outcome") != (request.kind or ""), pl.col("sample_index")

@@ -20,6 +20,7 @@ from tasks.common.layout import Layout as Layout
 from tasks.common.recovery import how_to_restore
 
 OUTCOMES = ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
+SPLITS = ("train", "validation", "test")
 PHASES = ("profile", "generate", "score", "update", "evaluate", "branch")
 
 Columns = Mapping[str, tuple[pl.DataType | type[pl.DataType], Any]]
@@ -216,6 +217,12 @@ ROLLOUTS = Table(
 """`score` is the verifier's own score in [0, 1] if it returns one, else 1 for `correct` and 0 for
 other outcomes. `parts` are the scores of a composite's verifiers. `reward` is their weighted sum
 for a composite; for any other verifier it is 1 for `correct` and 0 for other outcomes."""
+
+IMPORTED = Table(
+    "imported rollouts",
+    {**ROLLOUTS.fields, "step": (pl.Int64, 1), "trainer_score": (pl.Float64, 1.0)},
+)
+"""Rollouts of another trainer (`winnow import`), with the verdicts of this root's verifiers."""
 
 SAMPLES = Table(
     "samples",

@@ -64,6 +64,10 @@ class Layout:
     def evaluation(self, recipe: str, seed: int) -> Path:
         return self.recipe(recipe) / str(seed) / "eval"
 
+    def external(self, name: str) -> Path:
+        """Return the folder of imported rollouts."""
+        return self.root / "external" / name
+
     @property
     def report(self) -> Path:
         return self.root / "report"

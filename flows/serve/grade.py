@@ -1,0 +1,163 @@
+"""winnow grade: the verifiers of a data root as a service, for trainers that ask for rewards.
+
+It grades what `winnow export` wrote: a ground truth has the prompt's id, its verifier and its
+answer. It listens on loopback. With --host other machines can reach it, and must send the token
+that it prints, as `Authorization: Bearer TOKEN` or `?token=TOKEN`.
+
+    POST /grade      [{"completion": ..., "label": ...}, ...]    a verdict for each
+    POST /slime      {"prompt": ..., "response": ..., "label": ...}     the reward (--rm-url)
+    POST /openrlhf   {"query": [...], "prompts": [...], "labels": [...]}    (reward.remote_url)
+
+A completion that could not be graded has no reward: null in /grade; elsewhere the call fails."""
+
+import argparse
+import asyncio
+import json
+import logging
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from flows.cli import flags
+from flows.pipeline import roots
+from flows.serve import server
+from flows.serve.app import only_own
+from tasks.common import params
+from tasks.common.artifacts import PROMPTS, SPLITS
+from tasks.common.layout import Layout
+from tasks.grading.background import BackgroundGrader
+from tasks.grading.grader import Answer
+from tasks.grading.settings import Verify
+from tasks.grading.verdict import Verdict
+
+logger = logging.getLogger(__name__)
+UNGRADED = ("error", "timeout")
+
+
+class BadRequest(ValueError):
+    """Raised for a request that cannot be graded as it is; the message says what to change."""
+
+
+class Service:
+    """Grades completions of a root's prompts. Requests that wait are graded together."""
+
+    def __init__(self, verify: Verify, layout: Layout) -> None:
+        # a service does not end because of a prompt that cannot be graded
+        self.grader = BackgroundGrader(replace(verify, max_failure_rate=1.0), judged=layout.judged)
+        self.prompts = dict[str, str]()
+        for split in SPLITS:
+            table = PROMPTS.read_columns(layout.prompts(split), ["prompt_id", "prompt"])
+            self.prompts |= dict(table.iter_rows())
+
+    def answer(self, completion: Any, label: Any) -> Answer:
+        """Return what to grade. Raise BadRequest for a label that `winnow export` did not write."""
+        try:
+            truth = json.loads(label)
+            prompt, verifier, gold = (truth[key] for key in ("prompt_id", "verifier", "answer"))
+        except (TypeError, ValueError, KeyError) as error:
+            raise BadRequest(
+                f"the label {str(label)[:80]!r} is not one that `winnow export` writes without "
+                "--plain: JSON with prompt_id, verifier and answer"
+            ) from error
+        if prompt not in self.prompts:
+            raise BadRequest(f"prompt {prompt} is not in this data root: start it with --data")
+        if not isinstance(completion, str):
+            raise BadRequest(f"a completion is text; this one is {type(completion).__name__}")
+        return Answer(verifier, completion, gold, False, self.prompts[prompt])
+
+    async def grade(self, pairs: list[tuple[Any, Any]]) -> list[Verdict]:
+        """Return the verdicts on pairs (completion, label)."""
+        answers = [self.answer(*pair) for pair in pairs]
+        return await asyncio.wrap_future(self.grader.submit(answers))
+
+
+def reward_of(verdict: Verdict) -> float | None:
+    """Return a verdict's reward; None if the completion could not be graded."""
+    return None if verdict.outcome in UNGRADED else verdict.reward
+
+
+def required(verdicts: list[Verdict]) -> list[float]:
+    """Return the rewards. Raise BadRequest if a completion could not be graded."""
+    for verdict in verdicts:
+        if verdict.outcome in UNGRADED:
+            raise BadRequest(f"not graded ({verdict.outcome}): {verdict.answer}")
+    return [verdict.reward for verdict in verdicts]
+
+
+async def grade(service: Service, body: Any) -> Any:
+    verdicts = await service.grade([(one["completion"], one["label"]) for one in body])
+    return [
+        {"reward": reward_of(one), "outcome": one.outcome, "answer": one.answer} for one in verdicts
+    ]
+
+
+async def slime(service: Service, body: Any) -> Any:
+    return required(await service.grade([(body["response"], body["label"])]))[0]
+
+
+async def openrlhf(service: Service, body: Any) -> Any:
+    texts = [
+        query.removeprefix(prompt)
+        for query, prompt in zip(body["query"], body["prompts"], strict=True)
+    ]
+    rewards = required(await service.grade([*zip(texts, body["labels"], strict=True)]))
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
+
+
+def application(service: Service, token: str | None) -> Starlette:
+    """Return the application; with `token` it refuses requests without it."""
+
+    def endpoint(handle: Any) -> Any:
+        async def respond(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            given = given or request.query_params.get("token", "")
+            if token and not secrets.compare_digest(given, token):
+                return PlainTextResponse("send the token that `winnow grade` printed", 401)
+            try:
+                return JSONResponse(await handle(service, await request.json()))
+            except BadRequest as error:
+                return PlainTextResponse(str(error), 422)
+            except (KeyError, TypeError, ValueError) as error:
+                return PlainTextResponse(f"not the JSON that this path takes: {error!r}", 422)
+
+        return respond
+
+    routes = [
+        Route(f"/{handle.__name__}", endpoint(handle), methods=["POST"])
+        for handle in (grade, slime, openrlhf)
+    ]
+    return Starlette(routes=routes)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    flags.add_root(parser)
+    parser.add_argument("--port", type=int, default=8008, help="default: %(default)s")
+    parser.add_argument(
+        "--host",
+        default=server.HOST,
+        metavar="ADDRESS",
+        help="address of this machine for others; default: %(default)s, only this machine",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    import uvicorn
+
+    root = roots.existing(options.data)
+    server.check_port("the grader", options.host, options.port)
+    token = None if options.host in server.LOOPBACK else secrets.token_urlsafe(24)
+    service = Service(params.section(root.values, "verify", Verify), root.layout)
+    with service.grader:
+        print(f"grading {len(service.prompts)} prompts of {root.folder}", flush=True)
+        print(f"WINNOW_GRADER=http://{options.host}:{options.port}", flush=True)
+        if token:
+            print(f"WINNOW_TOKEN={token}", flush=True)
+        app = only_own(application(service, token), options.host)
+        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+    return 0

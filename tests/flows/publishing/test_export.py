@@ -1,0 +1,238 @@
+"""A plan is exported whole: every visit once, in order, with its group size."""
+
+import importlib.util
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import polars as pl
+import pytest
+import uvicorn
+import yaml
+
+from flows.publishing import export, targets
+from flows.publishing.export import FILES, Options
+from flows.publishing.visits import Visits, of_recipe
+from flows.serve import grade
+from tasks.common import params, registry
+from tasks.common.artifacts import PLAN, PROFILE, PROMPTS, Layout
+from tasks.common.checksums import write_checked
+from tasks.common.files import ArtifactError, digest_file, read_json
+from tasks.common.params import ParamsError
+from tasks.grading.settings import Verify
+from tests.train.worlds import make_world
+
+SIZES = [2, 2, 4, 4, 4, 2, 2, 2]  # of the visits; six prompts in turn
+ALL = registry.names(targets)
+
+
+@pytest.fixture
+def layout(tmp_path: Path, qwen: Path) -> Layout:
+    """Return a root with a plan and a profile, whose prompts are chats."""
+    layout = make_world(tmp_path / "data", qwen, SIZES)
+    for split in ("train", "validation", "test"):
+        table = PROMPTS.read(layout.prompts(split))
+        turns = [json.dumps([{"role": "user", "content": text}]) for text in table["prompt"]]
+        PROMPTS.write(layout.prompts(split), table.with_columns(messages=pl.Series(turns)))
+    rows = [
+        {**PROFILE.example, "prompt_id": f"p{number}", "pass_rate": number / 8}
+        for number in range(6)
+    ]
+    PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
+    write_checked(layout.profile / "summary.json", {"policy": "older"})
+    noted = {"profile": digest_file(layout.profile / "profile.parquet")}
+    write_checked(layout.plan("r", 0) / "forecast.json", noted)
+    return layout
+
+
+def values_of(layout: Layout) -> dict[str, Any]:
+    return params.load(layout.root / "params.yaml")
+
+
+def exported(layout: Layout, out: Path, target: str, **options: Any) -> dict[str, Any]:
+    visits = of_recipe(layout, values_of(layout), "r", 0)
+    wanted = Options(target, **{"is_unordered": True} | options)
+    return export.export(visits, wanted, values_of(layout), layout, "r/0", out)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    return pl.read_parquet(path).to_dicts()
+
+
+def truth_in(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the prompt, verifier and answer that a row of any target has as its ground truth."""
+    for key in ("reward_model", "reward_spec"):
+        row = {**row, **row.get(key, {})}
+    text = next(row[key] for key in ("ground_truth", "label", "output", "answer") if key in row)
+    return dict(json.loads(text))
+
+
+@pytest.mark.parametrize("target", sorted({*ALL} - {"areal", "parquet"}))
+def test_every_visit_is_exported_once_in_order(layout: Layout, tmp_path: Path, target: str) -> None:
+    manifest = exported(layout, tmp_path / "out", target)
+    segments = manifest["segments"]
+    rows = [row for one in segments for row in rows_of(tmp_path / "out" / one["file"])]
+    plan = PLAN.read(layout.plan("r", 0) / "plan.parquet")
+    assert [truth_in(row)["prompt_id"] for row in rows] == plan["prompt_id"].to_list()
+    assert {truth_in(row)["answer"] for row in rows} == {"7"}
+    if target == "verl":
+        sizes = [row["__rollout_n__"] for row in rows]
+        assert {type(size) for size in sizes} == {int}
+    else:
+        sizes = [one["group_size"] for one in segments for _ in range(one["visits"])]
+        assert [one["file"].split("/")[1] for one in segments] == ["000_n2", "001_n4", "002_n2"]
+    assert sizes == SIZES
+    assert sum(one["rollouts"] for one in segments) == sum(SIZES)
+    assert len(rows_of(next((tmp_path / "out").glob("validation.*")))) == 6
+
+
+def test_manifest_names_origin_files_and_losses(layout: Layout, tmp_path: Path, qwen: Path) -> None:
+    values = values_of(layout)
+    values["recipes"]["r"]["train"] = {"loss": {"method": "cispo"}, "kl_coefficient": 0.1}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    manifest = exported(layout, tmp_path / "out", "trl")
+    assert manifest == read_json(tmp_path / "out" / "manifest.json")
+    assert manifest["digests"]["plan"] == digest_file(layout.plan("r", 0) / "plan.parquet")
+    assert manifest["profiled_policy"] == "older"
+    lost = manifest["not_carried"]
+    assert [text.partition(":")[0] for text in lost] == ["train.kl_coefficient", "train.loss"]
+    assert [one["visits_in_an_incomplete_batch"] for one in manifest["segments"]] == [2, 0, 3]
+    for name, digest in manifest["files"].items():
+        assert digest_file(tmp_path / "out" / name) == digest
+    settings = (tmp_path / "out/segments/001_n4/settings.txt").read_text()
+    assert "num_generations=4" in settings
+    assert f'model="{qwen}"' in settings
+
+
+def test_what_a_trainer_cannot_carry_is_refused(layout: Layout, tmp_path: Path) -> None:
+    out, values = tmp_path / "out", values_of(layout)
+    with pytest.raises(ParamsError, match="skyrl shuffles its prompts.*--unordered"):
+        exported(layout, out, "skyrl", is_unordered=False)
+    out.mkdir()
+    with pytest.raises(ArtifactError, match="out exists"):
+        exported(layout, out, "trl")
+    out.rmdir()
+    values["recipes"]["r"]["train"] = {"control": {"method": "greso"}}
+    with pytest.raises(ParamsError, match="no plan to export.*greso chooses prompts"):
+        of_recipe(layout, values, "r", 0)
+    plain = PROMPTS.read(layout.prompts("train"))
+    PROMPTS.write(layout.prompts("train"), plain.with_columns(messages=pl.lit(None, pl.String)))
+    with pytest.raises(ParamsError, match="verl applies the policy's chat template.*p0 is plain"):
+        exported(layout, out, "verl")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # nothing half-written
+    exported(layout, out, "trl")
+    [row, *_] = rows_of(out / "segments/000_n2/train.parquet")
+    assert row["prompt"] == "0 ="
+
+
+def test_a_plan_of_another_profile_is_refused(layout: Layout, tmp_path: Path) -> None:
+    write_checked(layout.plan("r", 0) / "forecast.json", {"profile": "another"})
+    with pytest.raises(ArtifactError, match="is of another profile"):
+        exported(layout, tmp_path / "out", "trl")
+
+
+def test_prompts_alone_have_no_order_and_no_sizes(layout: Layout, tmp_path: Path) -> None:
+    values = values_of(layout)
+    values["recipes"]["r"]["train"] = {"control": {"method": "greso"}}
+    plan = PLAN.read(layout.plan("r", 0) / "plan.parquet")
+    kept = plan.filter(pl.col("prompt_id").is_in(["p1", "p4"]))
+    PLAN.write(layout.plan("r", 0) / "plan.parquet", kept)
+    visits = of_recipe(layout, values, "r", 0, prompts_only=True)
+    export.export(visits, Options("skyrl"), values, layout, "r/0", tmp_path / "out")
+    rows = rows_of(tmp_path / "out/train.parquet")
+    assert [truth_in(row)["prompt_id"] for row in rows] == ["p1", "p4"]
+    assert [row["extra_info"]["pass_rate"] for row in rows] == [1 / 8, 4 / 8]
+    assert "n_samples_per_prompt=8" in (tmp_path / "out/settings.txt").read_text()
+
+
+def test_control_is_as_large_as_the_plan(layout: Layout, tmp_path: Path) -> None:
+    found = of_recipe(layout, values_of(layout), "r", 0)
+    kept = found.table.filter(pl.col("prompt_id").is_in(["p1", "p2"]))
+    half = Visits(kept, True, found.digests, "", [])
+    options = Options("verl", control_seed=1)
+    export.export(half, options, values_of(layout), layout, "r/0", tmp_path / "out")
+    rows = rows_of(tmp_path / "out/control/train.parquet")
+    assert len(rows) == len({truth_in(row)["prompt_id"] for row in rows}) == 2
+
+
+def test_plain_ground_truth_is_the_answer(layout: Layout, tmp_path: Path) -> None:
+    exported(layout, tmp_path / "out", "verl", is_plain=True)
+    [row, *_] = rows_of(tmp_path / "out/train.parquet")
+    assert row["reward_model"]["ground_truth"] == "7"
+    assert not (tmp_path / "out/reward.py").exists()
+
+
+def test_areal_loads_a_saved_dataset(layout: Layout, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    exported(layout, tmp_path / "out", "areal")
+    loaded = datasets.load_from_disk(str(tmp_path / "out/segments/001_n4/train"))
+    assert [json.loads(row["answer"])["prompt_id"] for row in loaded] == ["p2", "p3", "p4"]
+    assert loaded[0]["messages"] == [{"role": "user", "content": "2+1+1 ="}]
+
+
+# ------------------------------------------------------------------------------------- the service
+
+
+@pytest.fixture
+def address(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    service = grade.Service(Verify(processes=1), layout)
+    config = uvicorn.Config(grade.application(service, "secret"), port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    with service.grader:
+        thread.start()
+        while not server.started:
+            thread.join(0.05)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        monkeypatch.setenv("WINNOW_GRADER", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("WINNOW_TOKEN", "secret")
+        yield f"http://127.0.0.1:{port}"
+        server.should_exit = True
+        thread.join()
+
+
+def reward_module(folder: Path) -> Any:
+    shutil.copy(FILES / "reward.py", folder)
+    spec = importlib.util.spec_from_file_location("reward", folder / "reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def label(prompt: str = "p0", **changes: str) -> str:
+    return json.dumps({"prompt_id": prompt, "verifier": "numeric", "answer": "7", **changes})
+
+
+def test_rewards_of_verl_and_trl_are_the_verifiers(address: str, tmp_path: Path) -> None:
+    reward = reward_module(tmp_path)
+    assert reward.compute_score("winnow", "so it is 7", label()) == 1.0
+    assert reward.compute_score("winnow", "so it is 8", label()) == 0.0
+    chats = [[{"role": "assistant", "content": "7"}], [{"role": "assistant", "content": "6"}]]
+    assert reward.winnow(chats, [label(), label()], prompts=["", ""]) == [1.0, 0.0]
+    assert reward.winnow(["7"], [label(answer="no number")]) == [None]
+    with pytest.raises(RuntimeError, match="could not be graded"):
+        reward.compute_score("winnow", "7", label(answer="no number"))
+
+
+def test_payloads_of_slime_and_openrlhf(address: str) -> None:
+    with httpx.Client(base_url=address, params={"token": "secret"}) as client:
+        one = {"prompt": "1 =", "response": "7", "label": label()}
+        assert client.post("/slime", json=one).json() == 1.0
+        several = {"query": ["a: 7", "a: 1"], "prompts": ["a: ", "a: "], "labels": [label()] * 2}
+        assert client.post("/openrlhf", json=several).json()["rewards"] == [1.0, 0.0]
+        refused = client.post("/slime", json={**one, "label": label(answer="no number")})
+        assert (refused.status_code, "not graded (error)" in refused.text) == (422, True)
+        refused = client.post("/slime", json={**one, "label": "7"})
+        assert "not one that `winnow export` writes" in refused.text
+        refused = client.post("/grade", json=[{"completion": "7", "label": label("p9")}])
+        assert "prompt p9 is not in this data root" in refused.text
+        assert client.post("/grade", content=b"[").status_code == 422
+    assert httpx.post(f"{address}/slime", json=one).status_code == 401

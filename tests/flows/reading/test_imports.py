@@ -1,0 +1,133 @@
+"""Rollouts of other trainers are matched with prompts, and graded again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from flows.reading import imports
+from flows.reading.comparisons import Request, read
+from flows.reading.imports import import_rollouts
+from tasks.common import params
+from tasks.common.artifacts import IMPORTED, PROMPTS, Layout
+from tasks.common.files import ArtifactError, read_json
+from tests.train.worlds import make_world
+
+TEXTS = ["so 7", "so 8", "7"]
+
+
+@pytest.fixture
+def layout(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    layout = make_world(tmp_path / "data", llama, [2, 2])
+    table = PROMPTS.read(layout.prompts("train"))
+    for split in ("validation", "test"):  # ids differ between splits
+        ids = pl.col("prompt_id") + f"-{split}"
+        prompts = pl.col("prompt") + f" ({split})"
+        PROMPTS.write(layout.prompts(split), table.with_columns(ids, prompts))
+    monkeypatch.setattr(imports, "CHUNK", 2)
+    return layout
+
+
+def truth(prompt: str = "p1") -> str:
+    return json.dumps({"prompt_id": prompt, "verifier": "numeric", "answer": "7"})
+
+
+def as_verl(folder: Path, truths: list[str]) -> None:
+    rows = [
+        {"input": "1+1 =", "output": text, "gts": gold, "score": 1.0, "step": 3}
+        for text, gold in zip(TEXTS, truths, strict=True)
+    ]
+    (folder / "3.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_trl(folder: Path, truths: list[str]) -> None:
+    rows = {"step": [3] * 3, "prompt": ["1+1 ="] * 3, "completion": TEXTS, "winnow": [1.0] * 3}
+    (folder / "completions").mkdir()
+    pl.DataFrame({**rows, "ground_truth": truths}).write_parquet(
+        folder / "completions" / "completions_00003.parquet"
+    )
+
+
+def as_verifiers(folder: Path, truths: list[str]) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "task": {"data": {"prompt": "1+1 =", "ground_truth": gold}},
+            "nodes": [
+                {"message": {"role": "user", "content": "1+1 ="}, "sampled": False},
+                {"message": {"role": "assistant", "content": text}, "sampled": True},
+            ],
+            "rewards": {"correct": {"score": 1.0, "weight": 1.0}, "other": None},
+        }
+        for text, gold in zip(TEXTS, truths, strict=True)
+    ]
+    (folder / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_areal(folder: Path, truths: list[str]) -> None:
+    (folder / "3").mkdir()
+    rows = [
+        {"prompt": "<s>1+1 =", "completion": text, "reward": 1.0, "head_version": 3}
+        for text in TEXTS
+    ]
+    (folder / "3" / "5.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def imported(layout: Layout, folder: Path, source: str = "verl", **options: bool) -> Any:
+    values = params.load(layout.root / "params.yaml")
+    return import_rollouts(layout, values, source, folder, "run", **options)
+
+
+@pytest.mark.parametrize("source", ["verl", "trl", "verifiers", "areal"])
+def test_rollouts_are_matched_and_graded_again(layout: Layout, tmp_path: Path, source: str) -> None:
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    {"verl": as_verl, "trl": as_trl, "verifiers": as_verifiers, "areal": as_areal}[source](
+        folder, [truth()] * 3
+    )
+    summary = imported(layout, folder, source)
+    table = IMPORTED.read(layout.root / "external/run/rollouts.parquet")
+    assert table["prompt_id"].to_list() == ["p1"] * 3
+    assert table["sample_index"].to_list() == [0, 1, 2]
+    assert table["outcome"].to_list() == ["correct", "wrong", "correct"]
+    assert table["trainer_score"].to_list() == [1.0] * 3
+    assert table["step"].unique().to_list() == [0 if source == "verifiers" else 3]
+    assert (summary.num_differing, summary.num_scored) == (1, 3)
+    assert "1 there, wrong here" in summary.differing[0]
+    [head, shown, *_] = read(layout, "external/run", None, Request(None, None, 5, 3))
+    assert head == "1 of 1 prompts; external/run"
+    assert "solved 67% in the external/run" in shown
+    noted = read_json(layout.root / "external/run/summary.json")
+    assert (noted["from"], noted["num_rollouts"], noted["num_prompts"]) == (source, 3, 1)
+
+
+def test_plain_truths_are_matched_by_the_text(layout: Layout, tmp_path: Path) -> None:
+    as_verl(tmp_path, ["7"] * 3)
+    with pytest.raises(ArtifactError, match=r"3.jsonl, line 1: the ground truth '7'.*--plain"):
+        imported(layout, tmp_path)
+    assert imported(layout, tmp_path, is_plain=True).prompts == {"p1"}
+    test = PROMPTS.read(layout.prompts("test")).with_columns(prompt=pl.lit("1+1 ="))
+    PROMPTS.write(layout.prompts("test"), test)
+    with pytest.raises(ArtifactError, match="'1\\+1 =' is the text of 7 prompts"):
+        imported(layout, tmp_path, is_plain=True)
+
+
+def test_a_dump_that_cannot_be_read_is_named(layout: Layout, tmp_path: Path) -> None:
+    folder = tmp_path / "dump"
+    with pytest.raises(ArtifactError, match="is not a folder"):
+        imported(layout, folder)
+    folder.mkdir()
+    (folder / "rollouts.pt").write_bytes(b"")
+    with pytest.raises(ArtifactError, match="rollouts.pt is pickled, which could execute code"):
+        imported(layout, folder)
+    as_verl(folder, [truth(), truth(), truth("p9")])
+    with pytest.raises(ArtifactError, match="line 3: prompt p9 is not in this data root"):
+        imported(layout, folder)
+    (folder / "3.jsonl").write_text('{"input": ')
+    with pytest.raises(ArtifactError, match=r"line 1 is not JSON \(it is cut"):
+        imported(layout, folder)
+    (folder / "3.jsonl").write_text('{"input": "1"}\n')
+    with pytest.raises(ArtifactError, match="a row is not of verl's format.*'step'"):
+        imported(layout, folder)
+    assert not list(layout.root.glob("external/*/*"))  # nothing is half-written
