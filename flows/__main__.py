@@ -44,7 +44,7 @@ COMPLETION = "--print-completion"
 ELSEWHERE = {
     "serve": "flows.serve.schedule",
     "grade": "flows.serve.grade",
-    "import": "flows.cli.read_back",
+    "import": "flows.reading.read_back",
     "ui": "flows.serve.ui",
     "clean": "flows.upkeep.clean",
 }
