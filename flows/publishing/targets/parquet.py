@@ -4,8 +4,10 @@ from typing import Any
 
 from flows.publishing.targets import Row, Target
 
-COLUMNS = ("visit", "pass", "phase", "prompt_id", "group_size", "prompt", "messages", "answer")
-COLUMNS += ("verifier", "source", "level", "pass_rate", "pass_rate_low", "pass_rate_high")
+COLUMNS = (
+    *("visit", "pass", "phase", "prompt_id", "group_size", "prompt", "messages", "answer"),
+    *("verifier", "source", "level", "pass_rate", "pass_rate_low", "pass_rate_high"),
+)
 
 SETTINGS = """\
 file: {data}
