@@ -43,8 +43,7 @@ TITLES = {"init": "start", "run": "run", "status": "look", "export": "share and 
 COMPLETION = "--print-completion"
 ELSEWHERE = {
     "serve": "flows.serve.schedule",
-    "grade": "flows.serve.grade",
-    "import": "flows.reading.read_back",
+    "import": "flows.cli.read_back",
     "ui": "flows.serve.ui",
     "clean": "flows.upkeep.clean",
 }

@@ -33,7 +33,7 @@ ONE_FILE = {
     "torchao": ("tasks/train/learner/optimizer.py", "tasks/models/lora.py"),
     "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",
-    "starlette": ("flows/serve/app.py",),
+    "starlette": ("flows/serve/app.py", "flows/publishing/service.py"),
     "networkx": "flows/cli/dag.py",
     "shtab": "flows/__main__.py",
 }

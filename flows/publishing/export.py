@@ -154,7 +154,7 @@ def export(
             write(control, folder / "control" / "train")
         write(as_visits(prompts(layout, "validation")), folder / "validation")
         for name in () if options.is_plain else target.files:
-            shutil.copy(FILES / name, folder)
+            shutil.copy(FILES / f"{name}.txt", folder / name)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         manifest["files"] = {str(path.relative_to(folder)): digest_file(path) for path in files}
         write_json(folder / "manifest.json", manifest)

@@ -20,7 +20,8 @@ from tasks.common import params
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-REGISTRIES = ("methods", "strategies", "sources", "verifiers", "families")  # one file per method
+REGISTRIES = ("methods", "strategies", "sources", "verifiers", "families", "cli", "targets")
+# one file per method, subcommand or target
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import yaml
 from tasks.code.schema import schema
 from tasks.common.params import Budget
 from tasks.engines.settings import Cluster
-from tasks.policy.settings import Supervised
+from tasks.policy.settings import Finetuning, Supervised
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
 from tests.parameters import every_value
 
@@ -22,7 +22,7 @@ VALUES = every_value()
 CLUSTER = {field.name: None for field in dataclasses.fields(Cluster)}
 BUDGET = {field.name: None for field in dataclasses.fields(Budget)}
 SUPERVISED = {field.name: None for field in dataclasses.fields(Supervised)}
-SUPERVISED["training"] = VALUES["policy"]["tiny"]["training"]
+SUPERVISED["training"] = {field.name: None for field in dataclasses.fields(Finetuning)}
 KNOWN = {
     **VALUES,
     "policy": {**VALUES["policy"], "supervised": SUPERVISED},

@@ -26,7 +26,7 @@ class Target:
     keeps_order: bool = True
     is_chat: bool = True
     notes: tuple[str, ...] = ()
-    files: tuple[str, ...] = ("reward.py",)  # copied from this package's folder `files`
+    files: tuple[str, ...] = ("reward.py",)  # each is `files/NAME.txt` here
 
 
 def turns_or_text(visit: Row) -> Any:

@@ -14,16 +14,14 @@ import pytest
 import uvicorn
 import yaml
 
-from flows.publishing import export, targets
+from flows.publishing import export, service, targets
 from flows.publishing.export import FILES, Options
 from flows.publishing.visits import Visits, of_recipe
-from flows.serve import grade
 from tasks.common import params, registry
 from tasks.common.artifacts import PLAN, PROFILE, PROMPTS, Layout
 from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.params import ParamsError
-from tasks.grading.settings import Verify
 from tests.train.worlds import make_world
 
 SIZES = [2, 2, 4, 4, 4, 2, 2, 2]  # of the visits; six prompts in turn
@@ -181,11 +179,10 @@ def test_areal_loads_a_saved_dataset(layout: Layout, tmp_path: Path) -> None:
 
 @pytest.fixture
 def address(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    service = grade.Service(Verify(processes=1), layout)
-    config = uvicorn.Config(grade.application(service, "secret"), port=0, log_level="error")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    with service.grader:
+    with service.opened(values_of(layout), layout) as opened:
+        app = service.application(opened, "secret")
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        thread = threading.Thread(target=server.run)
         thread.start()
         while not server.started:
             thread.join(0.05)
@@ -198,7 +195,7 @@ def address(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def reward_module(folder: Path) -> Any:
-    shutil.copy(FILES / "reward.py", folder)
+    shutil.copy(FILES / "reward.py.txt", folder / "reward.py")
     spec = importlib.util.spec_from_file_location("reward", folder / "reward.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,31 +1,19 @@
-"""winnow grade: the verifiers of a data root as a service, for trainers that ask for rewards.
+"""The verifiers of a data root as an HTTP service: the application behind `winnow grade`."""
 
-It grades what `winnow export` wrote: a ground truth has the prompt's id, its verifier and its
-answer. It listens on loopback. With --host other machines can reach it, and must send the token
-that it prints, as `Authorization: Bearer TOKEN` or `?token=TOKEN`.
-
-    POST /grade      [{"completion": ..., "label": ...}, ...]    a verdict for each
-    POST /slime      {"prompt": ..., "response": ..., "label": ...}     the reward (--rm-url)
-    POST /openrlhf   {"query": [...], "prompts": [...], "labels": [...]}    (reward.remote_url)
-
-A completion that could not be graded has no reward: null in /grade; elsewhere the call fails."""
-
-import argparse
 import asyncio
 import json
-import logging
 import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from flows.cli import flags
-from flows.pipeline import roots
-from flows.serve import server
 from flows.serve.app import only_own
 from tasks.common import params
 from tasks.common.artifacts import PROMPTS, SPLITS
@@ -35,7 +23,6 @@ from tasks.grading.grader import Answer
 from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 
-logger = logging.getLogger(__name__)
 UNGRADED = ("error", "timeout")
 
 
@@ -134,30 +121,15 @@ def application(service: Service, token: str | None) -> Starlette:
     return Starlette(routes=routes)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    flags.add_root(parser)
-    parser.add_argument("--port", type=int, default=8008, help="default: %(default)s")
-    parser.add_argument(
-        "--host",
-        default=server.HOST,
-        metavar="ADDRESS",
-        help="address of this machine for others; default: %(default)s, only this machine",
-    )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Serve until interrupted."""
-    import uvicorn
-
-    root = roots.existing(options.data)
-    server.check_port("the grader", options.host, options.port)
-    token = None if options.host in server.LOOPBACK else secrets.token_urlsafe(24)
-    service = Service(params.section(root.values, "verify", Verify), root.layout)
+@contextmanager
+def opened(values: Mapping[str, Any], layout: Layout) -> Iterator[Service]:
+    """Yield a service for a root, and stop its grader afterwards."""
+    service = Service(params.section(values, "verify", Verify), layout)
     with service.grader:
-        print(f"grading {len(service.prompts)} prompts of {root.folder}", flush=True)
-        print(f"WINNOW_GRADER=http://{options.host}:{options.port}", flush=True)
-        if token:
-            print(f"WINNOW_TOKEN={token}", flush=True)
-        app = only_own(application(service, token), options.host)
-        uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
-    return 0
+        yield service
+
+
+def serve(service: Service, host: str, port: int, token: str | None) -> None:
+    """Serve until interrupted."""
+    app = only_own(application(service, token), host)
+    uvicorn.run(app, host=host, port=port, log_level="warning")
