@@ -44,8 +44,8 @@ def read(layout: Layout, recipe: str, seed: int | None, request: Request) -> Ite
     if none match."""
     is_external, is_profile = recipe.startswith(EXTERNAL), (recipe, seed) == ("profile", None)
     splits = SPLITS if is_external else ("train",) if is_profile else ("test",)
-    prompts = pl.concat([PROMPTS.read(layout.prompts(split)) for split in splits])
     files, split = paths(layout, recipe, seed), "" if is_external else f"{splits[0]} "
+    prompts = pl.concat([PROMPTS.read(layout.prompts(split)) for split in splits])
     rates = pass_rates(files, None if is_external else {*prompts["prompt_id"]}, split)
     selected = choose(rates, [*files.values()][-1], request, split)
     cell = recipe if seed is None else f"{recipe}, seed {seed}"

@@ -49,7 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"validation": {"every_share": 0.0}}, "above 0 and at most 1"),
     ({"validation": {"every_share": 1.5}}, "above 0 and at most 1"),
     ({"optimizer_bits": 16}, r"train\.optimizer_bits is 16; allowed: 32, 8"),
-    ({"lora": {"rank": 0, "alpha": 8.0}}, r"train\.lora\.rank is 0"),
+    ({"lora": {"rank": 0, "alpha": 8.0}}, r"lora\.rank is 0"),
     ({"branches": [0.5, 0.25]}, r"train.branches is \[0.5, 0.25\]; .* ascending"),
     ({"branches": [0.5, 1.0]}, "below 1"),
     ({"branches": [0.5], "decay_share": 1.0}, "needs train.decay_share below 1"),
