@@ -57,10 +57,5 @@ def run(options: argparse.Namespace) -> int:
         print(f"{segment['file']}: {segment['visits']} visits, groups: {size}")
     for lost in manifest["not_carried"]:
         print(f"not carried: {lost}")
-    if found.profiled_policy != found.digests["policy"]:
-        print(
-            f"the pass rates are of policy {found.profiled_policy}, older than the present one "
-            f"({found.digests['policy']}): `winnow run --until profile` samples what is missing"
-        )
     print(f"{out}: settings.txt has the lines to set, manifest.json the rest")
     return 0

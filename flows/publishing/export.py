@@ -126,7 +126,6 @@ def export(
         "target": options.target,
         "trainer_version": target.version,
         "digests": visits.digests,
-        "profiled_policy": visits.profiled_policy,
         "sampling": asdict(sampling),
         "verifiers": versions,
         "not_carried": [*visits.not_carried, *target.notes],

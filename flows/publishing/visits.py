@@ -16,6 +16,7 @@ from tasks.common.params import ParamsError
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.models.provenance import require_same
 from tasks.train.needs import read_train
+from tasks.train.settings import Entropy
 
 TURN = pl.Struct({"role": pl.String, "content": pl.String})
 OF_PROMPT = ("prompt_id", "prompt", "messages", "template", "answer", "verifier", "source", "level")
@@ -35,7 +36,6 @@ class Visits:
     table: pl.DataFrame
     is_plan: bool
     digests: dict[str, str]
-    profiled_policy: str
     not_carried: list[str]
 
 
@@ -71,8 +71,7 @@ def of_recipe(
         "profile": now,
         "plan": digest_file(folder / "plan.parquet"),
     }
-    profiled = read_checked(layout.profile / "summary.json")["policy"]
-    return Visits(table, not prompts_only, digests, profiled, differences(train))
+    return Visits(table, not prompts_only, digests, differences(train))
 
 
 def as_visits(prompts: pl.DataFrame, group_size: int = 0) -> pl.DataFrame:
@@ -112,6 +111,8 @@ def differences(train: dict[str, Any]) -> list[str]:
     """Return what no target's settings state of a recipe's training: every value of `train` that is
     not the default, as `train.key: value`."""
     own, usual = (asdict(read_train(each)) for each in (train, {}))
+    if own["loss"].get("entropy") == asdict(Entropy()):
+        del own["loss"]["entropy"]  # it is off
     return [
         f"train.{key}: {own[key]}" for key in own if own[key] != usual[key] and key not in STATED
     ]

@@ -41,7 +41,6 @@ def layout(tmp_path: Path, qwen: Path) -> Layout:
         for number in range(6)
     ]
     PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
-    write_checked(layout.profile / "summary.json", {"policy": "older"})
     noted = {"profile": digest_file(layout.profile / "profile.parquet")}
     write_checked(layout.plan("r", 0) / "forecast.json", noted)
     return layout
@@ -97,7 +96,6 @@ def test_manifest_names_origin_files_and_losses(layout: Layout, tmp_path: Path, 
     manifest = exported(layout, tmp_path / "out", "trl")
     assert manifest == read_json(tmp_path / "out" / "manifest.json")
     assert manifest["digests"]["plan"] == digest_file(layout.plan("r", 0) / "plan.parquet")
-    assert manifest["profiled_policy"] == "older"
     lost = manifest["not_carried"]
     assert [text.partition(":")[0] for text in lost] == ["train.kl_coefficient", "train.loss"]
     assert [one["visits_in_an_incomplete_batch"] for one in manifest["segments"]] == [2, 0, 3]
@@ -152,7 +150,7 @@ def test_prompts_alone_have_no_order_and_no_sizes(layout: Layout, tmp_path: Path
 def test_control_is_as_large_as_the_plan(layout: Layout, tmp_path: Path) -> None:
     found = of_recipe(layout, values_of(layout), "r", 0)
     kept = found.table.filter(pl.col("prompt_id").is_in(["p1", "p2"]))
-    half = Visits(kept, True, found.digests, "", [])
+    half = Visits(kept, True, found.digests, [])
     options = Options("verl", control_seed=1)
     export.export(half, options, values_of(layout), layout, "r/0", tmp_path / "out")
     rows = rows_of(tmp_path / "out/control/train.parquet")
