@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
     root = roots.existing(options.data)
-    server.check_port("the grader", options.host, options.port)
+    server.check_port("the grader", options.host, options.port, "--port")
     token = None if options.host in server.LOOPBACK else secrets.token_urlsafe(24)
     with service.opened(root.values, root.layout) as grading:
         print(f"grading {len(grading.prompts)} prompts of {root.folder}", flush=True)

@@ -36,10 +36,12 @@ class Service:
     def __init__(self, verify: Verify, layout: Layout) -> None:
         # a service does not end because of a prompt that cannot be graded
         self.grader = BackgroundGrader(replace(verify, max_failure_rate=1.0), judged=layout.judged)
-        self.prompts = dict[str, str]()
+        self.prompts, self.verifiers = dict[str, str](), set[str]()
         for split in SPLITS:
-            table = PROMPTS.read_columns(layout.prompts(split), ["prompt_id", "prompt"])
-            self.prompts |= dict(table.iter_rows())
+            names = ["prompt_id", "prompt", "verifier"]
+            table = PROMPTS.read_columns(layout.prompts(split), names)
+            self.prompts |= dict(table.select(names[:2]).iter_rows())
+            self.verifiers |= {*table["verifier"]}
 
     def answer(self, completion: Any, label: Any) -> Answer:
         """Return what to grade. Raise BadRequest for a label that `winnow export` did not write."""
@@ -51,10 +53,14 @@ class Service:
                 f"the label {str(label)[:80]!r} is not one that `winnow export` writes without "
                 "--plain: JSON with prompt_id, verifier and answer"
             ) from error
-        if prompt not in self.prompts:
+        if not isinstance(prompt, str) or prompt not in self.prompts:
             raise BadRequest(f"prompt {prompt} is not in this data root: start it with --data")
-        if not isinstance(completion, str):
-            raise BadRequest(f"a completion is text; this one is {type(completion).__name__}")
+        if (
+            not isinstance(verifier, str) or verifier not in self.verifiers
+        ):  # it would end the grader, for all requests
+            raise BadRequest(f"verifier {verifier!r} is of no prompt of this data root")
+        if not (isinstance(completion, str) and isinstance(gold, str)):
+            raise BadRequest("completion and answer must be text")
         return Answer(verifier, completion, gold, False, self.prompts[prompt])
 
     async def grade(self, pairs: list[tuple[Any, Any]]) -> list[Verdict]:

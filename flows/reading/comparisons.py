@@ -61,6 +61,13 @@ def paths(layout: Layout, recipe: str, seed: int | None) -> dict[str, Path]:
     """Return the path of each side's ROLLOUTS table. Raise ArtifactError for a recipe that has not
     been evaluated (the message lists the evaluated ones), or not with its present weights."""
     if recipe.startswith(EXTERNAL):
+        there = sorted(
+            f"{EXTERNAL}{path.parent.name}"
+            for path in layout.root.glob("external/*/rollouts.parquet")
+        )
+        if recipe not in there:
+            names = ", ".join(there) or "nothing yet"
+            raise ArtifactError(f"{recipe} was not read by `winnow import`; there is: {names}")
         return {recipe: layout.external(recipe.removeprefix(EXTERNAL)) / "rollouts.parquet"}
     if seed is None:
         if recipe == "baseline":

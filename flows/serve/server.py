@@ -143,7 +143,7 @@ def add_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefect-port", type=int, default=PORT, help="default: %(default)s")
 
 
-def check_port(name: str, host: str, port: int) -> None:
+def check_port(name: str, host: str, port: int, flag: str | None = None) -> None:
     """Raise ArtifactError if binding the port fails, since a server there would look like ours."""
     page = f"http://{host}:{port}"
     with socket.socket() as probe:
@@ -156,7 +156,7 @@ def check_port(name: str, host: str, port: int) -> None:
                 raise ArtifactError(f"cannot listen at {page}: {why}") from error
             raise ArtifactError(
                 f"port {port} is in use: {name} may already be up ({page}); or use another with "
-                f"--{name.lower()}-port"
+                f"{flag or f'--{name.lower()}-port'}"
             ) from error
 
 

@@ -230,4 +230,7 @@ def test_payloads_of_slime_and_openrlhf(address: str) -> None:
         refused = client.post("/grade", json=[{"completion": "7", "label": label("p9")}])
         assert "prompt p9 is not in this data root" in refused.text
         assert client.post("/grade", content=b"[").status_code == 422
+        refused = client.post("/slime", json={**one, "label": label(verifier="no")})
+        assert "verifier 'no' is of no prompt" in refused.text
+        assert client.post("/slime", json=one).json() == 1.0  # the grader goes on
     assert httpx.post(f"{address}/slime", json=one).status_code == 401

@@ -115,6 +115,8 @@ def test_plain_truths_are_matched_by_the_text(layout: Layout, tmp_path: Path) ->
 
 def test_a_dump_that_cannot_be_read_is_named(layout: Layout, tmp_path: Path) -> None:
     folder = tmp_path / "dump"
+    with pytest.raises(ArtifactError, match="external/../x was not read by .*: nothing yet"):
+        next(read(layout, "external/../x", None, Request(None, None, 5, 3)))
     with pytest.raises(ArtifactError, match="is not a folder"):
         imported(layout, folder)
     folder.mkdir()
