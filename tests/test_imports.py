@@ -33,7 +33,11 @@ ONE_FILE = {
     "torchao": ("tasks/train/learner/optimizer.py", "tasks/models/lora.py"),
     "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",
-    "starlette": ("flows/serve/app.py", "flows/publishing/service.py"),
+    "starlette": (
+        "flows/serve/app.py",
+        "tasks/common/processes/own_pages.py",
+        "tasks/train/external/service.py",
+    ),
     "networkx": "flows/cli/dag.py",
     "shtab": "flows/__main__.py",
 }
@@ -66,7 +70,8 @@ def allowed(relative: Path) -> set[str]:
     """Return the packages of this repository that a file may import."""
     part = relative.parts[1] if len(relative.parts) > 2 else ""
     if relative.parts[0] == "flows":
-        return {"flows", "tasks"} if part in ABOVE_STAGES else {"flows", "tasks.common"}
+        of_cli = {"tasks.train.external"} if part == "cli" else set()
+        return {"flows", "tasks"} if part in ABOVE_STAGES else {"flows", "tasks.common", *of_cli}
     rooms = LAYERS.get(
         part, {part, *LAYERS} - {"code"} - ({"store"} if part in NO_STORE else set())
     )

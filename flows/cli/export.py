@@ -13,8 +13,8 @@ from flows.pipeline import roots
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    from flows.publishing import targets
     from tasks.common import registry
+    from tasks.train.external import targets
 
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe that has a plan")
     parser.add_argument("--to", required=True, choices=registry.names(targets))
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the export, and print what it has and what it lacks."""
-    from flows.publishing import export, visits  # takes two seconds
+    from tasks.train.external import export, visits  # takes two seconds
 
     root = roots.existing(options.data)
     values, layout, seed = root.values, root.layout, flags.seed_of(options, root.values)

@@ -15,8 +15,9 @@ import secrets
 
 from flows.cli import flags
 from flows.pipeline import roots
-from flows.publishing import service
 from flows.serve import server
+from tasks.common.processes.ports import LOOPBACK
+from tasks.train.external import service
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
     root = roots.existing(options.data)
     server.check_port("the grader", options.host, options.port, "--port")
-    token = None if options.host in server.LOOPBACK else secrets.token_urlsafe(24)
+    token = None if options.host in LOOPBACK else secrets.token_urlsafe(24)
     with service.opened(root.values, root.layout) as grading:
         print(f"grading {len(grading.prompts)} prompts of {root.folder}", flush=True)
         print(f"WINNOW_GRADER=http://{options.host}:{options.port}", flush=True)

@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Import a dump, and print what it has."""
-    from flows.reading.imports import import_rollouts  # takes two seconds
+    from tasks.train.external.imports import import_rollouts  # takes two seconds
 
     root, folder = roots.existing(options.data), Path(options.folder)
     name = options.name or folder.name

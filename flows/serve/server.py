@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from flows.pipeline import commands
 from tasks.common.files import ArtifactError, create_file
-from tasks.common.processes.ports import free_port
+from tasks.common.processes.ports import LOOPBACK, free_port
 from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 180.0
 PRIVATE = 0o077  # the umask of servers: only their user may read databases and logs
 HOST, PORT = "127.0.0.1", 4200  # of the pages
-LOOPBACK = (HOST, "localhost", "::1")
 _settings = ExitStack()  # never closed: the settings last until the process ends
 FOR_ONE_RUN = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
 OPEN = (

@@ -24,6 +24,7 @@ from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.processes import ending
 from tasks.common.processes.guard import guarded
+from tasks.common.processes.ports import LOOPBACK
 from tasks.common.tracking import database, runs
 from tasks.common.tracking.settings import Tracking
 
@@ -105,7 +106,7 @@ def auth_of(options: argparse.Namespace) -> str | None:
             f"--prefect-host {options.prefect_host}: use one address, by which others reach this "
             "machine; requests by another name are refused"
         )
-    is_reached = options.prefect_host not in server.LOOPBACK
+    is_reached = options.prefect_host not in LOOPBACK
     return server.kept_auth() if options.login or is_reached else None
 
 

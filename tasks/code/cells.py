@@ -76,6 +76,7 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
         recipe = recipes.recipe(values, name)
         strategy = named("tasks.allocate.strategies", [recipe["allocate"]["strategy"]], root)
         slots = slot_modules(recipe["train"], root)
+        trainer = named("tasks.train.trainers", [recipe["train"].get("trainer", "own")], root)
         readers = readers_of(slots, root)
         # the module that loads the profile's samples, if a slot or a warm start reads them
         is_warm = (recipe["train"].get("warm_start") or {}).get("data") == "profile"
@@ -84,7 +85,7 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
             f"{name}/allocate": Cell(
                 ("tasks.allocate.__main__", *strategy, *samples), read=readers
             ),
-            f"{name}/train": Cell(("tasks.train.__main__", *slots, *engines, *verifiers)),
+            f"{name}/train": Cell(("tasks.train.__main__", *trainer, *slots, *engines, *verifiers)),
             f"{name}/evaluate": by_name["baseline"],
         }
     return by_name

@@ -187,6 +187,27 @@ def temporary_folder(parent: Path | None, name: str) -> Iterator[Path]:
 
 
 @contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that replaces `folder` if the block succeeds. Until then the old
+    folder stays."""
+    with temporary_folder(folder.parent, folder.name) as scratch:
+        new = scratch / "new"
+        old = scratch / "old"
+        new.mkdir()
+        yield new
+        # flush the files to disk before the rename
+        for path in filter(Path.is_file, new.rglob("*")):
+            path.chmod(0o644)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(new, folder)
+        follow_folder(folder, 0o755)
+    sync_folder(folder.parent)
+
+
+@contextmanager
 def held_file(folder: Path, name: str) -> Iterator[tuple[Path, BinaryIO]]:
     """Yield (path, file) of a new temporary file for `name`, locked during the block. It is removed
     afterwards, unless it was renamed."""

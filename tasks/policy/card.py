@@ -8,9 +8,6 @@ pipeline.
 contains only configuration and tokenizer: the weights stay at `location`, and are only read to
 check them."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.checksums import read_checked
-from tasks.common.files import ArtifactError, follow_folder, sync_folder, temporary_folder
+from tasks.common.files import ArtifactError, whole_folder
 from tasks.common.progress import progress
 from tasks.models.folder import (
     DATA_FILES,
@@ -140,24 +137,3 @@ def check_numbers(location: Path) -> None:
                             "diverged, or the file is damaged. Use another checkpoint"
                         )
                     bar.update(tensor.numel())
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` if the block succeeds. Until then the old
-    folder stays."""
-    with temporary_folder(folder.parent, folder.name) as scratch:
-        new = scratch / "new"
-        old = scratch / "old"
-        new.mkdir()
-        yield new
-        # flush the files to disk before the rename
-        for path in filter(Path.is_file, new.rglob("*")):
-            path.chmod(0o644)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(new, folder)
-        follow_folder(folder, 0o755)
-    sync_folder(folder.parent)

@@ -13,10 +13,10 @@ from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-from tasks.common.files import ArtifactError, digest_file
+from tasks.common.files import ArtifactError, digest_file, whole_folder
 from tasks.models.folder import loading, policy_digest
 from tasks.models.policy import MODEL, TOKENIZER, check_tensors
-from tasks.policy.card import card, checked, whole_folder
+from tasks.policy.card import card, checked
 from tasks.policy.source import locate
 
 

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common.accounting.ledger import charged_flops
-from tasks.common.files import digest
+from tasks.common.files import digest, whole_folder
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Row as Demonstration
 from tasks.ingest.demonstrations import demonstrations
@@ -35,7 +35,7 @@ from tasks.models.policy import (
 )
 from tasks.models.prompts import encode_plain, encode_prompts
 from tasks.models.weights import NamedWeights, load_weights
-from tasks.policy.card import check_numbers, whole_folder
+from tasks.policy.card import check_numbers
 from tasks.policy.settings import Supervised
 from tasks.policy.training import Record, Row, train
 from tasks.policy.unfinished import Unfinished

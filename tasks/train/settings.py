@@ -202,6 +202,7 @@ class TrainSettings:
     in tasks/train/methods (the slot's default method if the key is missing), and the other keys are
     that method's settings. `shape` is a list of such mappings."""
 
+    trainer: Literal["own"] = "own"  # what trains the cell
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
     max_staleness: int = 0  # maximum age in steps of the policy that sampled a token; 0: none

@@ -165,6 +165,7 @@ ELSEWHERE = {
     "train.loss.method": "others have other keys",
     "learner.shard": "needs several processes",
     "learner.replicas": "needs several processes",
+    "train.trainer": "others have settings of their own",
 }
 """Leaves that cannot be changed alone, and why."""
 

@@ -10,8 +10,8 @@ from tasks.common import params
 from tasks.common.code import ROOT
 from tasks.common.recipes import recipe
 from tasks.train.loading import settings_of
-from tasks.train.run import run_parameters
 from tasks.train.settings import Sections
+from tasks.train.trainers.own import run_parameters
 
 STAGES: dict[str, dict[str, Any]] = params.load(ROOT / "dvc.yaml")["stages"]
 VALUES = complete(params.load(ROOT / "params.yaml"))

@@ -20,8 +20,8 @@ from tasks.train.loop.charge import costs_of
 from tasks.train.loop.queue import cut
 from tasks.train.loop.reporter import Reporter
 from tasks.train.loop.trainer import Trainer
-from tasks.train.run import length_of
 from tasks.train.settings import BatchSettings, TrainSettings
+from tasks.train.trainers.own import length_of
 from tests.train.steps import plan_of
 from tests.train.worlds import make_trainer, make_world, run, sampled, write_params
 

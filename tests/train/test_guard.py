@@ -17,11 +17,11 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
 from tasks.engines.hf.cache import KVCache
 from tasks.engines.hf.engine import HfEngine
-from tasks.train import run as training
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.checkpoint.save import resume
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
+from tasks.train.trainers import own as training
 from tests.engines.conftest import load
 from tests.policies import make_policy
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled, write_params

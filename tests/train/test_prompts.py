@@ -13,9 +13,9 @@ import pytest
 from tasks.common.artifacts import PLAN, PROMPTS
 from tasks.common.files import ArtifactError
 from tasks.engines.settings import Sampling
-from tasks.train import run as training
 from tasks.train.data.plan import read_plan
 from tasks.train.data.prompts import Prompts
+from tasks.train.trainers import own as training
 from tests.policies import ENGINE
 from tests.train.steps import BATCH, passes_of, profile_of
 from tests.train.worlds import make_trainer, make_world, sampled

@@ -29,9 +29,9 @@ from tasks.train.loop.loop import learn, train
 from tasks.train.loop.queue import Batch
 from tasks.train.loop.reporter import Log
 from tasks.train.loop.trainer import Trainer
-from tasks.train.run import build
 from tasks.train.sampling.collector import MIN_JUDGED, RunContext
 from tasks.train.settings import CheckpointSettings, Sections, TrainSettings
+from tasks.train.trainers.own import build
 from tests.engines.conftest import placed
 
 PARAMS: dict[str, Any] = {

@@ -7,6 +7,7 @@ import socket
 # Below the range from which systems assign ports to outgoing connections: an outgoing connection
 # could otherwise take the port before the server listens on it.
 PORTS = range(20_000, 32_000)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # host names of this machine
 
 
 def free_port(address: str = "127.0.0.1") -> int:

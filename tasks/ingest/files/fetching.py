@@ -22,11 +22,11 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.locations import is_remote, open_file, reaching
+from tasks.common.processes.ports import LOOPBACK
 from tasks.common.progress import progress
 from tasks.common.redaction import has_credentials
 
 HUB = re.compile(r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w.-]+))?/(?P<file>.+)")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ATTEMPTS = 4  # of a download
 SECONDS = 30.0  # to wait for a web server
 CHUNK = 1 << 20  # bytes

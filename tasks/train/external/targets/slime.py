@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.publishing.targets import Row, Target, turns_or_text
+from tasks.train.external.targets import Row, Target, turns_or_text
 
 SETTINGS = """\
 --hf-checkpoint {policy}

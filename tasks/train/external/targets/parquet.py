@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.publishing.targets import Row, Target
+from tasks.train.external.targets import Row, Target
 
 COLUMNS = (
     *("visit", "pass", "phase", "prompt_id", "group_size", "prompt", "messages", "answer"),

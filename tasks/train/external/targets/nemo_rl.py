@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from flows.publishing.targets import Row, Target
 from tasks.common.files import ArtifactError
+from tasks.train.external.targets import Row, Target
 
 SETTINGS = """\
 policy.model_name={policy}

@@ -15,18 +15,17 @@ import polars as pl
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
-from flows.publishing import targets
-from flows.publishing.targets import Row, Target
-from flows.publishing.visits import Visits, as_visits, prompts
 from tasks.common import params, registry
-from tasks.common.files import ArtifactError, digest_file, write_json
+from tasks.common.files import ArtifactError, digest_file, whole_folder, write_json
 from tasks.common.layout import Layout
 from tasks.common.progress import progress
 from tasks.engines.settings import Sampling
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
 from tasks.models.policy import read_policy
-from tasks.policy.card import whole_folder
+from tasks.train.external import targets
+from tasks.train.external.targets import Row, Target
+from tasks.train.external.visits import Visits, as_visits, prompts
 from tasks.train.settings import BatchSettings
 
 USUAL_SIZE = 8  # of groups, where the trainer needs a number and the visits state none

@@ -14,14 +14,14 @@ import pytest
 import uvicorn
 import yaml
 
-from flows.publishing import export, service, targets
-from flows.publishing.export import FILES, Options
-from flows.publishing.visits import Visits, of_recipe
 from tasks.common import params, registry
 from tasks.common.artifacts import PLAN, PROFILE, PROMPTS, Layout
 from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.params import ParamsError
+from tasks.train.external import export, service, targets
+from tasks.train.external.export import FILES, Options
+from tasks.train.external.visits import Visits, of_recipe
 from tests.train.worlds import make_world
 
 SIZES = [2, 2, 4, 4, 4, 2, 2, 2]  # of the visits; six prompts in turn

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from flows.serve.app import only_own
 from tasks.common import params
 from tasks.common.artifacts import PROMPTS, SPLITS
 from tasks.common.layout import Layout
+from tasks.common.processes.own_pages import only_own
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.grader import Answer
 from tasks.grading.settings import Verify

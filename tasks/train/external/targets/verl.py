@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from flows.publishing.targets import Row, Target
+from tasks.train.external.targets import Row, Target
 
 SETTINGS = """\
 data.train_files={data}

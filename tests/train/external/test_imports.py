@@ -7,12 +7,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from flows.reading import imports
 from flows.reading.comparisons import Request, read
-from flows.reading.imports import import_rollouts
 from tasks.common import params
 from tasks.common.artifacts import IMPORTED, PROMPTS, Layout
 from tasks.common.files import ArtifactError, read_json
+from tasks.train.external import imports
+from tasks.train.external.imports import import_rollouts
 from tests.train.worlds import make_world
 
 TEXTS = ["so 7", "so 8", "7"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.publishing.targets import Row, Target
+from tasks.train.external.targets import Row, Target
 
 SETTINGS = """\
 --dataset_mixer_list {folder} 1.0

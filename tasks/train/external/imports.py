@@ -11,8 +11,6 @@ from typing import Any
 
 import polars as pl
 
-from flows.reading import dumps
-from flows.reading.dumps import Rollout
 from tasks.common import params
 from tasks.common.artifacts import IMPORTED, PROMPTS, SPLITS
 from tasks.common.checksums import write_checked
@@ -23,6 +21,8 @@ from tasks.grading.grader import Answer, Grader
 from tasks.grading.settings import Verify
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.models.prompts import encode_prompts
+from tasks.train.external import dumps
+from tasks.train.external.dumps import Rollout
 
 CHUNK = 2048  # rollouts that are graded together
 

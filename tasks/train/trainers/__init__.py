@@ -1,0 +1,1 @@
+"""What trains a cell: this project's own loop, or another trainer."""
