@@ -96,12 +96,12 @@ check: lint  ## before every commit: lint, types, and the tests that are not slo
 test: env  ## all tests, or those of ARGS='-m "not slow"'; what needs vLLM, a GPU or real data is skipped where that is missing
 	@$(PYTEST) $(ARGS)
 
-test-extras: env  ## the tests on a Ray cluster of this machine, and of training with few bits (installs both extras)
-	@$(PIP) install --quiet --no-deps -r requirements/ray.txt -r requirements/torchao.txt
-	@$(PYTEST) tests/engines/test_ray.py tests/train/test_optimizer.py tests/train/test_quantized.py
+test-extras: env  ## the tests on a Ray cluster of this machine, and of training with few bits, and by TRL (installs the extras)
+	@$(PIP) install --quiet --no-deps -r requirements/ray.txt -r requirements/torchao.txt -r requirements/trl.txt
+	@$(PYTEST) tests/engines/test_ray.py tests/train/test_optimizer.py tests/train/test_quantized.py tests/train/external/test_trl.py
 
-bench: env  ## compare with TRL (installs requirements/bench.txt beside the pins), and with the machine; on the data root EXAMPLE if set
-	@$(PIP) install --quiet --no-deps -r requirements/bench.txt
+bench: env  ## compare with TRL (installs requirements/trl.txt beside the pins), and with the machine; on the data root EXAMPLE if set
+	@$(PIP) install --quiet --no-deps -r requirements/trl.txt
 	@$(BIN)/python -m tests.bench.against_trl $(EXAMPLE:%=--data % --steps 4 --repeats 3 --warmup 1)
 	@$(BIN)/python -m tests.bench.machine
 

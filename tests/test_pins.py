@@ -18,6 +18,7 @@ FILES = (
     "requirements/ray.txt",
     "requirements/security.txt",
     "requirements/torchao.txt",
+    "requirements/trl.txt",
 )
 
 # torchvision breaks transformers with the CPU build of torch. The others are its unused

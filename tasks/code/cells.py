@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.code.left_out import is_left_out
 from tasks.code.verifiers import verifiers_in_use
-from tasks.code.versions import versions
+from tasks.code.versions import packages_of, versions
 from tasks.common import recipes
 from tasks.common.code import digest_of, libraries, module_file, reach
 from tasks.common.registry import declared
@@ -38,6 +38,7 @@ class Cell:
     read: tuple[str, ...] = ()
     within: tuple[str, ...] = ("",)
     versioned: bool = True
+    interpreter: str | None = None  # of another trainer, whose packages count
 
     def digests(self, root: Path) -> dict[str, Any]:
         """Return the content of the cell's digest file: `files` and `versions`."""
@@ -53,10 +54,10 @@ class Cell:
         }
         run = [path for path in files.values() if path not in looked_into]
         imported = libraries(run, root) if self.versioned else ()
-        return {
-            "files": {name: digest_of(path) for name, path in files.items()},
-            "versions": versions(imported, root),
-        }
+        own = versions(imported, root)
+        if self.interpreter is not None:
+            own |= packages_of(self.interpreter)
+        return {"files": {name: digest_of(path) for name, path in files.items()}, "versions": own}
 
 
 def cells(values: Params, root: Path) -> dict[str, Cell]:
@@ -85,7 +86,10 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
             f"{name}/allocate": Cell(
                 ("tasks.allocate.__main__", *strategy, *samples), read=readers
             ),
-            f"{name}/train": Cell(("tasks.train.__main__", *trainer, *slots, *engines, *verifiers)),
+            f"{name}/train": Cell(
+                ("tasks.train.__main__", *trainer, *slots, *engines, *verifiers),
+                interpreter=(recipe["train"].get("external") or {}).get("python"),
+            ),
             f"{name}/evaluate": by_name["baseline"],
         }
     return by_name

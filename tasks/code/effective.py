@@ -126,6 +126,17 @@ def complete_recipe(values: Values, name: str) -> recipes.Recipe:
     return {**own, "train": {**own["train"], **whole}}
 
 
+def check_account(train: TrainSettings, values: Values) -> None:
+    """Raise ParamsError if another trainer's cost is unknown in the account of the budget."""
+    budget = section(values, "experiment", Experiment).budget
+    known = ("charged", "rollouts", "tokens")
+    if train.trainer != "own" and budget is not None and budget.account not in known:
+        raise ParamsError(
+            f"train.trainer is {train.trainer}, whose compute is unknown in the account "
+            f"{budget.account}: set experiment.budget.account to {listed(known)}"
+        )
+
+
 def cell_of(values: Values, name: str) -> dict[str, Any]:
     """Return the values with which the recipe `name` is allocated and trained: `allocate`, and
     `train` with all settings of its methods. Raise ParamsError if they, or the other sections that
@@ -134,6 +145,7 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
     with gathered() as problems:
         problems.of(load_strategy, recipe["allocate"])
         train = problems.of(settings_of, recipe["train"])
+    check_account(train, values)
     sections(values, Sections).check(train)
     return {"allocate": recipe["allocate"], "train": asdict(train)}
 

@@ -28,6 +28,7 @@ from tasks.common.checksums import read_checked
 from tasks.common.params import Budget, Experiment
 from tasks.common.statistics import score_prompts
 from tasks.models.provenance import metrics_of, settings_of
+from tasks.report.curves import AXES, COMPARED
 
 Json = Mapping[str, Any]
 # the columns to read from the rollouts on test, and from the training rollouts
@@ -92,6 +93,17 @@ class Evidence:
         if any(run.metrics["pass_at_1"] for run in self.trained):
             return ""
         return without_success(self.profile.select(OUTCOMES).sum().row(0, named=True))
+
+    @property
+    def accounts(self) -> list[str]:
+        """The accounts of COMPARED in which the cost of every run is known. Another trainer's
+        executed FLOPs are not."""
+        return [name for name in COMPARED if all(run.flops[name] for run in self.trained)]
+
+    @property
+    def axes(self) -> list[str]:
+        """Those of AXES on which every run has a place."""
+        return [axis for axis in AXES if axis not in COMPARED or axis in self.accounts]
 
     @property
     def first_runs(self) -> list[Trained]:

@@ -17,11 +17,10 @@ Point = dict[str, Any]
 
 
 def points_of(
-    curves: pl.DataFrame, fits: Fits, reference: str, budget: Budget | None
+    curves: pl.DataFrame, fits: Fits, reference: str, budget: Budget | None, axis: str
 ) -> dict[str, list[Point]]:
     """Return the points (`point_of`) by recipe, the smallest share first. Without a budget, return
     only the end, because equal shares of unequal runs are not equal compute."""
-    axis = budget_account(budget)
     is_last = (pl.int_range(pl.len()) == pl.len() - 1).over("run")
     ends = curves.select(
         "recipe",

@@ -14,12 +14,12 @@ import numpy as np
 import polars as pl
 
 from tasks.common.accounting.ledger import ACCOUNTS
-from tasks.report.curves import AXES, COMPARED, Fits, comparable, fit_curve
+from tasks.report.curves import COMPARED, Fits, comparable, fit_curve
 from tasks.report.drift import drift_of, groups_of, stale_words
 from tasks.report.evidence import Evidence, Trained
 from tasks.report.headline import CHEAPER, best_on_validation, headline
 from tasks.report.paired import INITIAL, Difference, Paired, difference, pair, points_words
-from tasks.report.points import points_of
+from tasks.report.points import budget_account, points_of
 from tasks.report.settings import ReportSettings
 
 Row = dict[str, Any]
@@ -70,12 +70,12 @@ def results_of(evidence: Evidence, settings: ReportSettings) -> Results:
     paired = pair(evidence, settings.num_bootstrap)
     rows = leaderboard(evidence, paired)
     curves = curve_table(evidence)
-    fits = fit_curves(curves, settings.num_bootstrap)
+    fits = fit_curves(curves, evidence.axes, settings.num_bootstrap)
     groups = {
         run.name: groups_of(run.steps, run.rollouts, evidence.profile) for run in evidence.trained
     }
     drifts = {name: drift_of(found, settings.stale_above) for name, found in groups.items()}
-    points = points_of(curves, fits, reference_of(evidence), evidence.budget)
+    points = points_of(curves, fits, reference_of(evidence), evidence.budget, axis_of(evidence))
     summary = {**summarise(evidence, rows, paired, points), "drift": drifts}
     return Results(evidence, paired, rows, curves, fits, groups, summary)
 
@@ -128,18 +128,32 @@ def row_of(evidence: Evidence, run: Trained, paired: Paired) -> Row:
         "rollouts_profile": round(evidence.profile_flops["rollouts"]["profile"]) if reads else 0,
         "tokens_profile": round(evidence.profile_flops["tokens"]["profile"]) if reads else 0,
         **bills,
-        "flops_validation": run.flops["executed"]["evaluate"],
-        "flops_branches": run.flops["executed"]["branch"],
+        "flops_validation": (run.flops["executed"] or {}).get("evaluate"),
+        "flops_branches": (run.flops["executed"] or {}).get("branch"),
         "not_charged": run.flops.get("not_charged", []),
     }
 
 
-def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float]:
-    """Return a run's FLOPs by part in one account, and their `total`, without validation."""
-    reads = run.reads_profile
+def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float] | None:
+    """Return a run's FLOPs by part in one account, and their `total`, without validation; None if
+    they are unknown."""
+    if run.flops[account] is None:
+        return None
     parts = {part: float(run.flops[account][part]) for part in PARTS}
-    parts["profile"] = float(evidence.profile_flops[account]["profile"]) if reads else 0.0
+    parts["profile"] = profile_cost(evidence, run, account)
     return {**parts, "total": sum(parts.values())}
+
+
+def profile_cost(evidence: Evidence, run: Trained, account: str) -> float:
+    """Return the FLOPs of the profile in one account, 0 if the recipe does not read it."""
+    return float(evidence.profile_flops[account]["profile"]) if run.reads_profile else 0.0
+
+
+def axis_of(evidence: Evidence) -> str:
+    """Return the account for equal compute (see `budget_account`); if it is unknown for a run, the
+    charged one."""
+    account = budget_account(evidence.budget)
+    return account if account in evidence.axes else "charged"
 
 
 def curve_table(evidence: Evidence) -> pl.DataFrame:
@@ -154,21 +168,21 @@ def curve_table(evidence: Evidence) -> pl.DataFrame:
             pl.all(),
         ).with_columns(
             pl.col("rollouts") + (profiled if run.reads_profile else 0),
-            *(pl.col(f"flops_{name}") + bill(evidence, run, name)["profile"] for name in COMPARED),
+            *(pl.col(f"flops_{name}") + profile_cost(evidence, run, name) for name in COMPARED),
         )
         for run in evidence.trained
     )
 
 
-def fit_curves(curves: pl.DataFrame, num_bootstrap: int) -> Fits:
-    """Return the fitted validation curve of each recipe over each of AXES. The draws are the same
-    in every run of the report."""
+def fit_curves(curves: pl.DataFrame, axes: Sequence[str], num_bootstrap: int) -> Fits:
+    """Return the fitted validation curve of each recipe over each axis. The draws are the same in
+    every run of the report."""
     recipes = curves.partition_by("recipe", maintain_order=True)
     fits = {}
     for recipe in recipes:
         points = [comparable(run) for run in recipe.partition_by("run", maintain_order=True)]
         fits[str(recipe["recipe"][0])] = {
-            axis: fit_curve(points, axis, num_bootstrap, np.random.default_rng(0)) for axis in AXES
+            axis: fit_curve(points, axis, num_bootstrap, np.random.default_rng(0)) for axis in axes
         }
     return fits
 
@@ -207,7 +221,11 @@ def summary_of(first: Trained, rows: Sequence[Row]) -> Row:
     return {
         "num_seeds": len(mine),
         "reads_profile": first.reads_profile,
-        **{name: spread(mine, name) for name in SUMMARISED},
+        **{
+            name: spread(mine, name)
+            for name in SUMMARISED
+            if None not in [row[name] for row in mine]
+        },
         "pass_at_1_low": min(row["pass_at_1_low"] for row in mine),
         "pass_at_1_high": max(row["pass_at_1_high"] for row in mine),
     }

@@ -77,5 +77,6 @@ def write_metrics(folder: Path, rows: Sequence[Row]) -> None:
         for share, accuracy in row["validation_at"].items():
             metrics[f"val@{share}"] = round(accuracy, 4)
         for account in COMPARED:
-            metrics[account] = float(f"{row[f'flops_{account}']['total'] / 1e9:.5g}")
+            if spent := row[f"flops_{account}"]:  # else it is unknown
+                metrics[account] = float(f"{spent['total'] / 1e9:.5g}")
         write_json(folder / row["recipe"] / f"{row['seed']}.json", metrics)

@@ -197,12 +197,21 @@ class WarmStart:
 
 
 @settings
+class External:
+    """`train.external`: how another trainer runs."""
+
+    python: str | None = None  # interpreter of an environment with TRL; null: this one
+    arguments: dict[str, Any] = {}  # more arguments of TRL's GRPOConfig
+
+
+@settings
 class TrainSettings:
     """The section `train`. A slot is a mapping: the key `method` names a file in the slot's folder
     in tasks/train/methods (the slot's default method if the key is missing), and the other keys are
     that method's settings. `shape` is a list of such mappings."""
 
-    trainer: Literal["own"] = "own"  # what trains the cell
+    trainer: Literal["own", "trl"] = "own"  # what trains the cell
+    external: External = External()  # of another trainer
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
     max_staleness: int = 0  # maximum age in steps of the policy that sampled a token; 0: none

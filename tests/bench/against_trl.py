@@ -1,7 +1,7 @@
 """Winnow's trainer, with `grpo` and with `winnow`, against TRL's GRPOTrainer: the same policy,
 prompts, rollouts a step, lengths, loss and optimizer.
 
-    make bench        # installs requirements/bench.txt beside the environment's pins, then runs
+    make bench        # installs requirements/trl.txt beside the environment's pins, then runs
     this and `compiled`
     python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5]
     [--learning-rates 3e-4 6e-4 1.2e-3] [--large | --data ROOT]

@@ -155,7 +155,7 @@ def test_the_progress_line_names_both_counts_of_flops(capsys) -> None:
     row = dict.fromkeys(("num_rollouts", "completion_tokens_mean", "reward_mean"), 1.0)
     row |= {"step": 5, "num_mixed_groups": 2, "num_prompts": 4, "flops_charged": 4.2e11}
     trainer.state.ledger = SimpleNamespace(rollouts={"generate": 32.0})
-    length = length_of(trainer, plan_of([(0, 4)]))
+    length = length_of(trainer.budget, plan_of([(0, 4)]))
     with progress(length.amount, "train", length.unit) as bar:
         unused: Any = None
         Reporter(trainer, unused, unused, unused, bar).show(row, 1.0)

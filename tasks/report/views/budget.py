@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tasks.common.statistics import Floats
-from tasks.report.curves import AXES, ENDS, Fits, amount, axis_unit, axis_words
+from tasks.report.curves import ENDS, Fits, amount, axis_unit, axis_words
 from tasks.report.views.charts import Chart, chart, line, variant
 
 NUM_BUDGETS = 40  # evenly spaced up to the largest amount spent
@@ -23,7 +23,7 @@ Advice = dict[str, Any]
 def advise(fits: Fits) -> dict[str, list[Advice]]:
     """Return the advice at each of NUM_BUDGETS budgets, by axis. The draws are always the same."""
     by_axis = {}
-    for axis in AXES:
+    for axis in next(iter(fits.values())):
         curves = {recipe: of[axis].curve for recipe, of in fits.items()}
         most = max(float(curve.flops[-1]) for curve in curves.values())
         budgets = most * np.arange(1, NUM_BUDGETS + 1) / NUM_BUDGETS

@@ -54,8 +54,8 @@ def legend(colours: Mapping[str, int]) -> str:
 
 
 def accuracy(results: Results) -> Chart:
-    """Return a chart of validation accuracy against each of AXES."""
-    variants = {axis: accuracy_over(results, axis) for axis in AXES}
+    """Return a chart of validation accuracy against each axis."""
+    variants = {axis: accuracy_over(results, axis) for axis in results.evidence.axes}
     return chart("validation accuracy over what was spent, a fitted line per recipe", variants)
 
 

@@ -15,10 +15,9 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.report.curves import AXES, COMPARED, axis_unit, axis_words
+from tasks.report.curves import AXES, axis_unit, axis_words
 from tasks.report.headline import compared, compute_ratio
-from tasks.report.points import budget_account
-from tasks.report.results import Results
+from tasks.report.results import Results, axis_of
 from tasks.report.views.charts import NUM_COLOURS
 
 SIZE = (8.4, 4.2)  # inches
@@ -34,8 +33,8 @@ THEMES = [
 def plots(results: Results) -> dict[str, str]:
     """Return all figures as SVG, keyed by file name."""
     light, dark = THEMES
-    found = {name: figure_svg(results, name, light) for name in COMPARED}
-    return found | {f"{DARK}-dark": figure_svg(results, DARK, dark)}
+    found = {name: figure_svg(results, name, light) for name in results.evidence.accounts}
+    return found | {f"{name}-dark": figure_svg(results, name, dark) for name in {DARK} & {*found}}
 
 
 def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
@@ -51,7 +50,7 @@ def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
         figure = Figure(SIZE, layout="constrained")
         left, middle, right = figure.subplots(1, 3, width_ratios=(5, 2, 1))
         draw_accuracy(left, results, account, theme)
-        if account == budget_account(results.evidence.budget):
+        if account == axis_of(results.evidence):
             draw_arrow(left, results, account, theme["ink"])
         draw_tested(middle, results, theme)
         draw_groups(right, results, theme)

@@ -103,6 +103,7 @@ def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
         f"{name}/{recipe}": values[name]["mean"]
         for recipe, values in summary["recipes"].items()
         for name in SUMMARISED
+        if name in values
     }
     initial = {f"{name}/initial": summary["initial"][name] for name in ("pass_at_1", "greedy")}
     return {**means, **initial}
@@ -110,19 +111,19 @@ def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def cell_metrics(row: Row) -> dict[str, float | None]:
     """Return the results and costs of a cell, and its pass@1 per TFLOP, for MLflow."""
-    flops = {f"flops_{account}": row[f"flops_{account}"]["total"] for account in COMPARED}
+    bills = {account: row[f"flops_{account}"] for account in COMPARED}
+    totals = {account: bill["total"] for account, bill in bills.items() if bill}
     names = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "validation")
     per_tflop = {
-        f"pass_at_1_per_tflop_{account}": row["pass_at_1"]
-        / (row[f"flops_{account}"]["total"] / 1e12)
-        for account in COMPARED
-        if row[f"flops_{account}"]["total"]
+        f"pass_at_1_per_tflop_{account}": row["pass_at_1"] / (total / 1e12)
+        for account, total in totals.items()
+        if total
     }
     return {
         **{name: row[name] for name in (*names, "steps", "rollouts", "tokens")},
         **{f"validation_at_{share}": value for share, value in row["validation_at"].items()},
         "pass_at_1_over_initial": row["over_initial"]["mean"],
-        **flops,
+        **{f"flops_{account}": total for account, total in totals.items()},
         **per_tflop,
     }
 

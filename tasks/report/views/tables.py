@@ -26,6 +26,7 @@ HEADERS = (
     "rollouts",
     *COMPARED,
 )
+UNKNOWN = "unknown"  # the executed FLOPs of another trainer
 Captioned = tuple[str, list[tuple[str, ...]]]
 """A caption, and the rows of a table: the first contains headers, the first column recipes."""
 
@@ -123,7 +124,8 @@ def difference_words(over: Difference | None) -> str:
 
 def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:
     """Return the size in FLOPs and the name of a common unit for the compute of all rows."""
-    return unit(max(row[f"flops_{account}"]["total"] for row in rows for account in COMPARED))
+    bills = (row[f"flops_{account}"] for row in rows for account in COMPARED)
+    return unit(max(bill["total"] for bill in bills if bill))
 
 
 def unit_words(name: str) -> str:
@@ -151,7 +153,10 @@ def leader_cells(row: Row, size: float) -> tuple[str, ...]:
         f"{row['pass_at_1_low']:.1%} to {row['pass_at_1_high']:.1%}",
         f"{row['greedy']:.1%}",
         f"{row['rollouts']:,.0f}",
-        *(f"{row[f'flops_{account}']['total'] / size:.3g}{star}" for account in COMPARED),
+        *(
+            f"{bill['total'] / size:.3g}{star}" if bill else UNKNOWN
+            for bill in (row[f"flops_{account}"] for account in COMPARED)
+        ),
     )
 
 
@@ -222,7 +227,10 @@ def seeds_table(results: Results) -> str:
             share_range(summary["pass_at_1"]),
             share_range(summary["greedy"]),
             share_range(summary["validation"]),
-            *(flops_words(summary[f"flops_{account}"]["mean"]) for account in COMPARED),
+            *(
+                flops_words(bill["mean"]) if bill else UNKNOWN
+                for bill in (summary.get(f"flops_{account}") for account in COMPARED)
+            ),
         ]
         for recipe, summary in recipes.items()
     ]
@@ -246,7 +254,8 @@ def bills_table(results: Results) -> str:
     body = []
     for row in results.rows:
         for account in (*COMPARED, *(name for name in ACCOUNTS if name not in COMPARED)):
-            parts = row[f"flops_{account}"]
+            if (parts := row[f"flops_{account}"]) is None:
+                continue
             cells = [
                 flops_words(parts[part]) if parts.get(part) else "0"
                 for part in (*PART_WORDS, "total")

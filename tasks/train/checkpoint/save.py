@@ -176,9 +176,10 @@ def write_results(trainer: Trainer, checkpoints: Checkpoints, out: Path) -> None
     write_checked(out / "flops.json", flops)
 
 
-def write_measured(trainer: Trainer, lost: Mapping[str, float], path: Path, out: Path) -> None:
+def write_measured(
+    seconds: Mapping[str, float], lost: Mapping[str, float], path: Path, out: Path
+) -> None:
     """Write the run's seconds and lost work to `path`, with a digest of the curve in `out`."""
-    seconds = {**trainer.state.seconds, "train": trainer.spent_seconds("validate", "branch")}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
     of = digest_file(out / "curve.parquet")
     write_checked(path, {"of": of, "seconds": rounded, "lost": dict(lost)})

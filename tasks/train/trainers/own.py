@@ -96,7 +96,7 @@ def main(run: stage.Stage, settings: TrainSettings) -> None:
         trainer, plan = build(run, context, sections, grader)
         trainers.append(trainer)
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
-        log, length = run.tracker.metrics, length_of(trainer, plan)
+        log, length = run.tracker.metrics, length_of(trainer.budget, plan)
         lost = train(trainer, checkpoints, sections.checkpoint, log, length, run.options.resume)
         if ranks.is_main:
             log(trainer.collector.engine.metrics())
@@ -108,7 +108,8 @@ def main(run: stage.Stage, settings: TrainSettings) -> None:
         except ArtifactError:
             checkpoints.delete()  # the next run would resume from the last one
             raise
-        write_measured(trainer, lost, layout.measured(f"{recipe}-{seed}"), out)
+        seconds = {**trainer.state.seconds, "train": trainer.spent_seconds("validate", "branch")}
+        write_measured(seconds, lost, layout.measured(f"{recipe}-{seed}"), out)
         if run.dvc_locks:
             results.keep(out, kept, key)
         checkpoints.delete()
@@ -335,13 +336,13 @@ def make_learner(context: RunContext, sections: Sections, engine: EngineSettings
     )
 
 
-def length_of(trainer: Trainer, plan: Plan) -> Length:
+def length_of(budget: RunBudget | None, plan: Plan) -> Length:
     """Return the length of the whole run: its budget, or the rollouts of its plan."""
-    if trainer.budget is None:
+    if budget is None:
         return Length(plan.num_rollouts())
-    account = trainer.budget.cell.account
+    account = budget.cell.account
     unit = f" {'' if account in GENERATED else 'FLOPs '}{account}"
-    return Length(trainer.budget.cell.amount, unit)
+    return Length(budget.cell.amount, unit)
 
 
 def summarize(state: State) -> None:

@@ -1,0 +1,339 @@
+"""TRL's GRPOTrainer as the trainer of a cell, `train.trainer: trl`.
+
+It samples and updates; this project chooses prompts, group sizes and learning rate by the plan,
+grades, measures the policy, and counts the budget. Settings without an equivalent in TRL are
+refused. A killed run resumes from its last checkpoint, but not bit for bit: TRL's random numbers
+start again there."""
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from tasks.common import stage
+from tasks.common.files import digest
+from tasks.common.params import ParamsError, gathered
+from tasks.common.processes import locks
+from tasks.common.progress import progress
+from tasks.engines.devices import held, training_gpus
+from tasks.engines.settings import Sampling
+from tasks.grading.background import BackgroundGrader
+from tasks.models.folder import policy_digest
+from tasks.models.policy import read_policy, stop_token_ids, torch_device
+from tasks.models.prompts import messages_of
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import write_measured
+from tasks.train.data.columns import Ints
+from tasks.train.external.session import Session, session_of
+from tasks.train.loading import settings_of
+from tasks.train.loop.loop import stop_requested
+from tasks.train.sampling.collector import MIN_JUDGED
+from tasks.train.settings import Entropy, Sections, TrainSettings
+from tasks.train.trainers.own import length_of, record_inputs, run_components, summarize
+
+logger = logging.getLogger(__name__)
+
+CARRIED = {"trainer", "external", "batch", "learning_rate", "warmup_steps", "decay_share", "betas"}
+CARRIED |= {"final_learning_rate_fraction", "weight_decay", "max_grad_norm", "dtype", "max_steps"}
+CARRIED |= {"validation", "advantage", "loss", "updates"}
+"""The keys of `train` that have an equivalent."""
+AVERAGES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}  # loss_type of a clip
+PROCESS = "tasks.train.external.trl_process"
+TAKEN = {"num_generations", "gradient_accumulation_steps", "loss_type", "beta", "bf16", "max_steps"}
+TAKEN |= {"learning_rate", "max_completion_length", "temperature", "scale_rewards", "use_cpu"}
+TAKEN |= {"num_iterations", "shuffle_dataset", "output_dir", "seed", "max_grad_norm"}
+"""Arguments of GRPOConfig that other settings determine."""
+
+
+def main(run: stage.Stage, settings: TrainSettings) -> None:
+    """Train along the recipe's plan, from the last checkpoint if there is one, and write the
+    results."""
+    recipe, seed = run.coordinates()
+    sections, layout = run.sections(Sections), run.layout
+    sections.check(settings)
+    arguments = arguments_of(settings, sections.sampling)
+    policy = read_policy(layout)
+    components = run_components(run, policy, settings, sections)
+    record_inputs(run, components)
+    out, key = layout.train(recipe, seed), digest(components)
+    with ExitStack() as stack:
+        lock = layout.locks / f"train-{key}"
+        stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
+        stack.enter_context(held(training_gpus(sections.engine, 1)))
+        grader = stack.enter_context(
+            BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
+        )
+        session = session_of(run, settings, sections, grader)
+        checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
+        saved = saved_in(checkpoints)
+        if saved.exists():
+            session.restore(saved)
+            logger.info("resumed after %d steps, not bit for bit", session.state.num_steps)
+        lost = checkpoints.count_lost(session.state.work)
+        job = job_of(session, arguments, saved if saved.exists() else None)
+        scratch = Path(stack.enter_context(TemporaryDirectory(dir=checkpoints.folder)))
+        stopping = stack.enter_context(stop_requested())
+        length = length_of(session.budget, session.plan)
+        bar = stack.enter_context(progress(length.amount, "train", length.unit))
+        process = stack.enter_context(started(job, settings.external.python))
+        Exchange(session, run.tracker, process, bar, checkpoints, scratch, stopping).run()
+        session.write_results(scratch / "policy", out, components)
+        run.check_inputs()
+        write_measured(session.state.seconds, lost, layout.measured(f"{recipe}-{seed}"), out)
+        checkpoints.delete()
+    run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
+    summarize(session.state)
+
+
+class Exchange:
+    """The conversation with TRL's process: it asks, and each method answers one kind of request."""
+
+    def __init__(
+        self,
+        session: Session,
+        tracker: Any,
+        process: "subprocess.Popen[str]",
+        bar: Any,
+        checkpoints: Checkpoints,
+        scratch: Path,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.session, self.tracker, self.process, self.bar = session, tracker, process, bar
+        self.checkpoints, self.scratch, self.stopping = checkpoints, scratch, stopping
+        self.stop_ids = stop_token_ids(session.context.policy.folder, session.tokenizer)
+        self.chunk: Ints = np.zeros(0, np.int64)
+        self.since = self.ticked = time.monotonic()
+        self.has_ended = self.was_stopped = False
+
+    def run(self) -> None:
+        """Answer until the training has ended. Raise StageError if TRL's process fails."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if self.session.is_due:
+            self.measure(self.session.context.policy.folder)
+        for line in self.process.stdout:
+            request = json.loads(line)
+            answer = getattr(self, f"on_{request.pop('about')}")(**request)
+            self.process.stdin.write(json.dumps(answer) + "\n")
+            self.process.stdin.flush()
+        if self.process.wait() or not self.has_ended:
+            raise stage.StageError(
+                f"TRL's process ended with status {self.process.returncode} after step "
+                f"{self.session.state.num_steps}; its message is above. The same command resumes "
+                "from the last checkpoint"
+            )
+
+    def on_chunk(self) -> Any:
+        """Return the next visits; at the end, request the policy, and then return nothing."""
+        session = self.session
+        if len(self.chunk) and not self.was_stopped:  # TRL leaves out an incomplete last batch
+            session.num_dropped += int(self.chunk[-1]) + 1 - session.position
+            session.position = int(self.chunk[-1]) + 1
+        if self.has_ended:
+            return None
+        self.chunk = session.next_visits()
+        if not len(self.chunk):
+            self.has_ended = True
+            return {"save": str(self.scratch)}
+        rows = session.prompts.table[session.plan.prompt_rows_V[self.chunk]]
+        columns = rows.select("prompt", "messages", "template").rows()
+        turns = [messages_of(row, session.tokenizer) for row in columns]
+        prompts = [row[0] if one is None else one for row, one in zip(columns, turns, strict=True)]
+        size, batch = int(session.plan.group_sizes_V[self.chunk[0]]), session.plan.batch
+        num = batch.size if batch.unit == "prompts" else max(round(batch.size / size), 1)
+        self.was_stopped = False
+        if len(self.chunk) < num:
+            return self.on_chunk()
+        each = session.context.settings.external.arguments.get("per_device_train_batch_size")
+        return {
+            "prompts": prompts,
+            "visits": self.chunk.tolist(),
+            "arguments": {
+                "num_generations": size,
+                "per_device_train_batch_size": each or num * size,
+                "gradient_accumulation_steps": max(num * size // (each or num * size), 1),
+            },
+        }
+
+    def on_rewards(self, visits: list[int], completions: list[list[int]]) -> Any:
+        """Grade the completions of a step."""
+        reasons = ["stop" if ids[-1] in self.stop_ids else "length" for ids in completions]
+        self.visits = np.array(visits)
+        self.rollouts = self.session.grade(self.visits, completions, reasons)
+        self.rate = self.session.charge(self.rollouts)
+        rewards = zip(self.rollouts.rewards_B.tolist(), self.rollouts.is_error_B(), strict=True)
+        return {
+            "rewards": [None if is_error else reward for reward, is_error in rewards],
+            "learning_rate": self.rate,
+        }
+
+    def on_step(self) -> Any:
+        """Record a step. Request the policy if it is to be measured or saved."""
+        session, state = self.session, self.session.state
+        row = session.add_step(self.rollouts, self.rate)
+        now = time.monotonic()
+        state.seconds["train"] += now - self.ticked
+        self.ticked = now
+        state.work |= {"seconds": state.seconds["train"], "tokens": row["tokens"]}
+        self.checkpoints.note_work(state.work)
+        self.tracker.metrics(row, row["step"], row["flops_charged"])
+        spent = session.budget.spent if session.budget else state.ledger.rollouts["generate"]
+        self.bar.update(spent - self.bar.n)
+        self.was_stopped = stop = session.must_stop(int(self.visits[-1]))
+        is_late = time.monotonic() - self.since >= session.sections.checkpoint.every_seconds
+        is_wanted = session.is_due or is_late or self.stopping()
+        return {"stop": stop, "save": str(self.scratch) if is_wanted else None}
+
+    def on_saved(self) -> Any:
+        """Measure the saved policy if it is due, and make it the checkpoint."""
+        session = self.session
+        session.complete(self.scratch / "policy")
+        is_measured = session.state.curve[-1]["step"] == session.state.num_steps
+        if (session.is_due or self.has_ended) and not is_measured:
+            self.measure(self.scratch / "policy")
+        session.save(self.scratch, saved_in(self.checkpoints))
+        self.since = time.monotonic()
+        if self.stopping() and not self.has_ended:
+            raise KeyboardInterrupt(f"stopped after {session.state.latest_step()}")
+        return {"stop": False}
+
+    def measure(self, folder: Path) -> None:
+        point = self.session.validate(folder)
+        accuracy, step = point["accuracy"], point["step"]
+        self.tracker.metrics({"validation_accuracy": accuracy}, step, point["flops_charged"])
+        logger.info("step %d: validation accuracy %.3f", step, accuracy)
+        self.ticked = time.monotonic()
+
+
+def saved_in(checkpoints: Checkpoints) -> Path:
+    """Return the folder of the last checkpoint."""
+    return checkpoints.folder / "session"
+
+
+@contextmanager
+def started(job: dict[str, Any], python: str | None) -> Iterator["subprocess.Popen[str]"]:
+    """Start TRL's process with its job, and kill it at the end."""
+    spec = find_spec(PROCESS)
+    assert spec is not None
+    assert spec.origin is not None
+    command = [python or sys.executable, "-I", spec.origin]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def job_of(session: Session, arguments: dict[str, Any], saved: Path | None) -> dict[str, Any]:
+    """Return what TRL's process needs for the whole training."""
+    settings, policy = session.context.settings, session.context.policy.folder
+    sections = session.sections
+    return {
+        "policy": str(policy),
+        "weights": str(saved / "policy" if saved else policy),
+        "optimizer": str(saved / "optimizer.safetensors") if saved else None,
+        "betas": settings.betas,
+        "weight_decay": settings.weight_decay,
+        "threads": sections.engine.threads,
+        "seed": session.context.seed,
+        "arguments": {
+            "output_dir": str(session.context.policy.folder.parent / "trl"),
+            "use_cpu": torch_device(sections.engine.device).type == "cpu",
+            **arguments,
+        },
+    }
+
+
+def arguments_of(settings: TrainSettings, sampling: Sampling) -> dict[str, Any]:
+    """Return the arguments of GRPOConfig for a recipe. Raise ParamsError with every setting that
+    has no equivalent in TRL, and for a TRL that is missing."""
+    usual, other = asdict(TrainSettings()), asdict(settings)
+    usual |= asdict(settings_of({}))
+    with gathered() as problems:
+        if settings.external.python is None and find_spec("trl") is None:
+            problems.add(
+                "train.trainer is trl, which is not installed: python -m pip install --no-deps "
+                "-r requirements/trl.txt, or name another interpreter in train.external.python"
+            )
+        for key in other:
+            if key not in CARRIED and other[key] != usual[key]:
+                problems.add(
+                    f"train.{key} is {other[key]}, which TRL cannot do: set it to {usual[key]}, or "
+                    "train.trainer to own"
+                )
+        for key in {*settings.external.arguments} & TAKEN:
+            problems.add(f"train.external.arguments.{key} follows from other settings: remove it")
+        if settings.updates.minibatches > 1:
+            problems.add("train.updates.minibatches is above 1, which TRL cannot do: set it to 1")
+        scale = problems.of(scale_of, settings.advantage)
+        loss = problems.of(loss_of, settings.loss)
+    return {
+        "max_completion_length": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "learning_rate": settings.learning_rate,
+        "max_grad_norm": settings.max_grad_norm,
+        "num_iterations": settings.updates.epochs,
+        "bf16": settings.dtype == "bfloat16",
+        "beta": 0.0,
+        "gradient_checkpointing": False,
+        "scale_rewards": scale,
+        **loss,
+        **settings.external.arguments,
+    }
+
+
+def scale_of(advantage: dict[str, Any]) -> str:
+    """Return TRL's `scale_rewards` for an advantage. Raise ParamsError if there is none."""
+    method = advantage["method"]
+    if method == "dr_grpo":
+        return "none"
+    if method == "grpo_sample" and advantage["epsilon"] == 1.0e-4:
+        return "group"
+    if method == "grpo" and advantage["scale"] == "batch":
+        return "batch"
+    raise ParamsError(
+        f"train.advantage is {advantage}, and TRL divides by the sample deviation of the group: "
+        "set it to {method: grpo_sample}, {method: dr_grpo} or {method: grpo, scale: batch}"
+    )
+
+
+def loss_of(loss: dict[str, Any]) -> dict[str, Any]:
+    """Return TRL's arguments for a loss. Raise ParamsError if there are none."""
+    method, normalize = loss["method"], str(loss.get("normalize"))
+    is_plain = loss.get("entropy") == asdict(Entropy())
+    if method == "cispo" and normalize == "token" and is_plain:
+        return {"loss_type": "cispo", "epsilon_high": loss["cap"]}
+    if method == "sapo" and normalize == "sequence" and is_plain:
+        temperatures = {"pos": loss["tau_positive"], "neg": loss["tau_negative"]}
+        return {
+            "loss_type": "sapo",
+            **{f"sapo_temperature_{sign}": value for sign, value in temperatures.items()},
+        }
+    is_known = normalize in AVERAGES and (loss.get("ratio") == "token" or normalize == "sequence")
+    if method == "clip" and is_known and loss["dual"] is None and is_plain:
+        return {
+            "loss_type": AVERAGES[normalize],
+            "epsilon": loss["clip_low"],
+            "epsilon_high": loss["clip_high"],
+            "delta": loss["max_ratio"],
+            "importance_sampling_level": loss["ratio"],
+        }
+    raise ParamsError(
+        f"train.loss is {loss}; TRL has clip (normalize token, sequence or constant; ratio "
+        "sequence only with normalize sequence; no dual, no entropy), cispo with normalize token, "
+        "and sapo with normalize sequence"
+    )
