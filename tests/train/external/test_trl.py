@@ -1,11 +1,14 @@
 """TRL as the trainer of a cell. Most tests need the extra `trl`."""
 
+import copy
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -17,11 +20,14 @@ from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
 from tasks.common.checksums import read_checked
 from tasks.common.params import ParamsError
 from tasks.engines.settings import Sampling
-from tasks.models.policy import open_policy
-from tasks.train.loading import settings_of
+from tasks.models.policy import load_tokenizer, open_policy
+from tasks.train.data.rollouts import Rollouts
+from tasks.train.loading import load_method, settings_of
 from tasks.train.settings import TrainSettings
 from tasks.train.trainers import trl
 from tests.stages import run_stage
+from tests.train.test_gradient import ADVANTAGES, OBJECTIVE, ROWS, gradient
+from tests.train.test_gradient import step as step
 from tests.train.worlds import make_world, write_params
 
 CHANGES: dict[str, Any] = {
@@ -206,3 +212,69 @@ def test_two_segments_of_one_size_equal_one(
     assert not torch.equal(initial["lm_head.weight"], whole["lm_head.weight"])
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value, rtol=0.0, atol=1e-6)
+
+
+LOSSES = {
+    "dapo": ({}, {}),
+    "grpo": ({"normalize": "sequence"}, {}),
+    "dr_grpo": ({"normalize": "constant"}, {"method": "dr_grpo"}),
+    "gspo": ({"normalize": "sequence", "ratio": "sequence", "clip_low": 0.05}, {}),
+    "cispo": ({"method": "cispo", "cap": 1.1}, {}),
+    "sapo": ({"method": "sapo"}, {}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_of_a_batch_is_that_of_trl(
+    name: str, step: tuple[Any, Rollouts], qwen: Path, tmp_path: Path
+) -> None:
+    """The rollouts are of a policy that differs by noise, so that ratios are clipped and capped."""
+    pytest.importorskip("trl")
+    from tasks.train.external.trl_process import Dataset, GRPOConfig, GRPOTrainer
+
+    model, rollouts = step
+    loss, advantage = LOSSES[name]
+    loss = {"method": "clip", **loss}
+    given = arguments(loss=loss, advantage={"method": "grpo_sample", **advantage})
+    given["max_completion_length"] = 10
+    lengths = rollouts.completion_tokens_B()
+    shift_N = np.random.default_rng(0).normal(0.0, 0.3, int(lengths.sum()))
+    ends = np.split(np.arange(len(shift_N)), np.cumsum(lengths)[:-1])
+    old = [(rollouts.logprobs_N + shift_N)[end].tolist() for end in ends]
+    rollouts = rollouts.with_columns(logprobs=old, old_logprobs=old)
+    objective = replace(OBJECTIVE, loss=load_method("loss", settings(loss=loss).loss))
+    ours = gradient(model, rollouts, ROWS, 64, objective)
+
+    def padded(rows: list[list[Any]], *, left: bool) -> torch.Tensor:
+        width = max(map(len, rows))
+        empty = [[0] * (width - len(row)) for row in rows]
+        pairs = zip(empty, rows, strict=True)
+        return torch.tensor([gap + row if left else row + gap for gap, row in pairs])
+
+    prompts, completions = (rollouts.table[key].to_list() for key in ("prompt", "token_ids"))
+    ones = [[[1] * len(row) for row in rows] for rows in (prompts, completions)]
+    trainer = GRPOTrainer(
+        copy.deepcopy(model),
+        reward_funcs=lambda **_: [],
+        args=GRPOConfig(
+            **{**given, "use_cpu": True, "output_dir": str(tmp_path), "report_to": "none"},
+            per_device_train_batch_size=8,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "1"}]),
+        processing_class=load_tokenizer(qwen),
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    inputs = {
+        "prompt_ids": padded(prompts, left=True),
+        "prompt_mask": padded(ones[0], left=True),
+        "completion_ids": padded(completions, left=False),
+        "completion_mask": padded(ones[1], left=False),
+        "advantages": torch.tensor(ADVANTAGES, dtype=torch.float32),
+        "num_items_in_batch": torch.tensor(float(lengths.sum())),
+        "old_per_token_logps": padded(old, left=False),
+    }
+    trainer.model.train()
+    trainer._compute_loss(trainer.model, inputs).backward()
+    theirs = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
+    torch.testing.assert_close(ours, torch.cat(theirs), rtol=1e-4, atol=1e-5)
+    assert ours.abs().max() > 1e-3
