@@ -88,11 +88,18 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
             ),
             f"{name}/train": Cell(
                 ("tasks.train.__main__", *trainer, *slots, *engines, *verifiers),
-                interpreter=(recipe["train"].get("external") or {}).get("python"),
+                interpreter=interpreter_of(recipe["train"].get("external") or {}),
             ),
             f"{name}/evaluate": by_name["baseline"],
         }
     return by_name
+
+
+def interpreter_of(external: Params) -> str | None:
+    """Return the Python of another trainer (`train.external`), whose packages count, or None."""
+    program = (external.get("command") or [""])[0]
+    is_python = Path(program).name.startswith("python")
+    return external.get("python") or (program if is_python else None)
 
 
 def policy_cell(values: Params, root: Path) -> Cell:

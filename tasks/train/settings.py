@@ -197,11 +197,23 @@ class WarmStart:
 
 
 @settings
+class Dumps:
+    """`train.external.rollouts`: the rollouts that a command dumps."""
+
+    format: Literal["verl", "trl", "verifiers", "areal"]  # the trainer that dumps so
+    folder: str = "rollouts"  # in {out}
+
+
+@settings
 class External:
     """`train.external`: how another trainer runs."""
 
-    python: str | None = None  # interpreter of an environment with TRL; null: this one
-    arguments: dict[str, Any] = {}  # more arguments of TRL's GRPOConfig
+    python: str | None = None  # trl: interpreter of an environment with TRL; null: this one
+    arguments: dict[str, Any] = {}  # trl: more arguments of GRPOConfig
+    command: list[str] = []  # command: a program and its arguments, run without a shell
+    target: str = "parquet"  # command: format of {data}, a target of `winnow export`
+    checkpoint: str = "policy"  # command: folder of the trained policy, in {out}
+    rollouts: Dumps | None = None  # command: rollouts to read back
 
 
 @settings
@@ -210,7 +222,7 @@ class TrainSettings:
     in tasks/train/methods (the slot's default method if the key is missing), and the other keys are
     that method's settings. `shape` is a list of such mappings."""
 
-    trainer: Literal["own", "trl"] = "own"  # what trains the cell
+    trainer: Literal["own", "trl", "command"] = "own"  # what trains the cell
     external: External = External()  # of another trainer
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
@@ -246,6 +258,12 @@ class TrainSettings:
     loss: Spec = {"method": "clip"}  # the minimised function
 
     def __post_init__(self) -> None:
+        external = self.external
+        if self.trainer == "command" and not (external.command and external.rollouts):
+            raise ParamsError(
+                "train.trainer is command: set train.external.command, a program and its "
+                "arguments, and train.external.rollouts, the format and folder of its dumps"
+            )
         at_least(0, train__max_staleness=self.max_staleness)
         self.check_optimizer()
         self.check_branches()

@@ -150,7 +150,7 @@ def export(
         if options.control_seed is not None:
             control = random_subset(visits, layout, options.control_seed)
             write(control, folder / "control" / "train")
-        write(as_visits(prompts(layout, "validation")), folder / "validation")
+        write(as_visits(prompts(layout, "validation", has_rates=False)), folder / "validation")
         for name in () if options.is_plain else target.files:
             shutil.copy(FILES / f"{name}.txt", folder / name)
         files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from transformers import PreTrainedTokenizerBase
 
 from tasks.common import params
 from tasks.common.artifacts import IMPORTED, PROMPTS, SPLITS
@@ -19,7 +20,7 @@ from tasks.common.layout import Layout
 from tasks.common.progress import progress
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.settings import Verify
-from tasks.models.policy import load_tokenizer, read_policy
+from tasks.models.policy import Policy, load_tokenizer, read_policy
 from tasks.models.prompts import encode_prompts
 from tasks.train.external import dumps
 from tasks.train.external.dumps import Rollout
@@ -51,15 +52,13 @@ class Summary:
 
 
 class Known:
-    """The prompts of a root, by id and by text."""
+    """Prompts (PROMPTS) by id and by text."""
 
-    def __init__(self, layout: Layout) -> None:
-        policy = read_policy(layout)
-        trusted = policy.trust_remote_code
-        self.tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
-        tables = [PROMPTS.read(layout.prompts(split)) for split in SPLITS]
-        table = pl.concat(tables)
-        encoded = encode_prompts(table, self.tokenizer, policy, 0)
+    def __init__(
+        self, table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy
+    ) -> None:
+        self.tokenizer = tokenizer
+        encoded = encode_prompts(table, tokenizer, policy, 0)
         self.rows = {row["prompt_id"]: row for row in table.iter_rows(named=True)}
         self.lengths = dict(zip(table["prompt_id"], map(len, encoded), strict=True))
         self.by_text: defaultdict[str, set[str]] = defaultdict(set)
@@ -102,7 +101,10 @@ def import_rollouts(
     """Store the rollouts of a dump, with verdicts of this root's verifiers. Return a summary. Raise
     the errors of `dumps.read` and `Known.match`; then nothing is written."""
     verify = replace(params.section(values, "verify", Verify), max_failure_rate=1.0)
-    out, summary, known = layout.external(name), Summary(), Known(layout)
+    policy = read_policy(layout)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    table = pl.concat([PROMPTS.read(layout.prompts(split)) for split in SPLITS])
+    out, summary, known = layout.external(name), Summary(), Known(table, tokenizer, policy)
     with Grader(verify, layout.judged) as grader, progress(None, "import", "rollout") as bar:
         rollouts = dumps.read(source, folder)
 

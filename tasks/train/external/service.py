@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from tasks.common import params
 from tasks.common.artifacts import PROMPTS, SPLITS
 from tasks.common.layout import Layout
 from tasks.common.processes.own_pages import only_own
+from tasks.common.processes.ports import free_port
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.grader import Answer
 from tasks.grading.settings import Verify
@@ -133,6 +135,21 @@ def opened(values: Mapping[str, Any], layout: Layout) -> Iterator[Service]:
     service = Service(params.section(values, "verify", Verify), layout)
     with service.grader:
         yield service
+
+
+@contextmanager
+def running(service: Service) -> Iterator[str]:
+    """Serve in a thread, and yield the address."""
+    port = free_port()
+    app = only_own(application(service, None))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def serve(service: Service, host: str, port: int, token: str | None) -> None:

@@ -4,6 +4,7 @@ measured here, in the tables and accounts of this project's own training.
 The executed FLOPs of another trainer are unknown, so that account is null in every table."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -91,17 +92,17 @@ class Session:
         following = self.next_visits()
         return not len(following) or int(following[0]) != self.position
 
-    def grade(self, visits: Ints, token_ids: list[list[int]], reasons: list[str]) -> Rollouts:
-        """Return the rollouts of a step, graded and with their advantages. `visits` has the visit
-        of every rollout, group by group."""
-        begins_B = np.diff(visits, prepend=-1) != 0
-        rows_Q = self.plan.prompt_rows_V[visits[begins_B]]
+    def grade(
+        self, rows_Q: Ints, group_B: Ints, token_ids: list[list[int]], reasons: list[str]
+    ) -> Rollouts:
+        """Return the rollouts of a step, graded and with their advantages, group by group. `rows_Q`
+        has the row of each group's prompt."""
         prompts = self.prompts.token_ids(rows_Q)
         versions = [[self.state.num_steps] * len(ids) for ids in token_ids]
         rollouts = make_rollouts(
             rows_Q,
             prompts,
-            np.cumsum(begins_B) - 1,
+            group_B,
             token_ids=token_ids,
             logprobs=[[0.0] * len(ids) for ids in token_ids],
             versions=versions,
@@ -226,10 +227,11 @@ class Session:
         steps, curve = STEPS.frame(self.state.steps), CURVE.frame(self.state.curve)
         return dict(zip(WHOLE, (steps, curve, rollouts), strict=True))
 
-    def save(self, saved: Path, folder: Path) -> None:
-        """Make `folder` a checkpoint: what the trainer has saved, and this record."""
+    def save(self, parts: Mapping[str, Path], folder: Path) -> None:
+        """Make `folder` a checkpoint: what the trainer has saved, by name, and this record."""
         with whole_folder(folder) as new:
-            shutil.copytree(saved, new, dirs_exist_ok=True)
+            for name, path in parts.items():
+                (shutil.copytree if path.is_dir() else shutil.copy)(path, new / name)
             for name, table in self.tables().items():
                 TABLES[name].write(new / f"{name}.parquet", table)
             numbers = {"position": self.position, "num_dropped": self.num_dropped}

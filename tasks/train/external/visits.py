@@ -59,12 +59,7 @@ def of_recipe(
     require_same(folder / "forecast.json", "profile", noted, now)
     if prompts_only:
         plan = as_visits(plan.select("prompt_id").unique(maintain_order=True))
-    table = plan.join(prompts(layout), on="prompt_id", how="left", maintain_order="left")
-    if missing := table.filter(pl.col("answer").is_null())["prompt_id"].head(1).to_list():
-        raise ArtifactError(
-            f"the plan of {recipe}/{seed} visits prompt {missing[0]}, which is not among the "
-            "training prompts: bring it up to date with `winnow run`"
-        )
+    table = joined(plan, prompts(layout), f"{recipe}/{seed}")
     digests = {
         "policy": read_checked(layout.policy_card)["digest"],
         "prompts": digest_file(layout.prompts("train")),
@@ -72,6 +67,18 @@ def of_recipe(
         "plan": digest_file(folder / "plan.parquet"),
     }
     return Visits(table, not prompts_only, digests, differences(train))
+
+
+def joined(plan: pl.DataFrame, prompts: pl.DataFrame, cell: str) -> pl.DataFrame:
+    """Return the visits of a plan with the columns of their prompts. Raise ArtifactError if the
+    plan visits another prompt."""
+    table = plan.join(prompts, on="prompt_id", how="left", maintain_order="left")
+    if missing := table.filter(pl.col("answer").is_null())["prompt_id"].head(1).to_list():
+        raise ArtifactError(
+            f"the plan of {cell} visits prompt {missing[0]}, which is not among the training "
+            "prompts: bring it up to date with `winnow run`"
+        )
+    return table
 
 
 def as_visits(prompts: pl.DataFrame, group_size: int = 0) -> pl.DataFrame:
@@ -83,10 +90,13 @@ def as_visits(prompts: pl.DataFrame, group_size: int = 0) -> pl.DataFrame:
     )
 
 
-def prompts(layout: Layout, split: str = "train") -> pl.DataFrame:
-    """Return the prompts of a split with their messages and pass rates (null if not profiled)."""
+def prompts(layout: Layout, split: str = "train", *, has_rates: bool = True) -> pl.DataFrame:
+    """Return the prompts of a split with their messages and pass rates (null if not profiled, and
+    without `has_rates`)."""
     table = PROMPTS.read_columns(layout.prompts(split), OF_PROMPT)
-    rates = PROFILE.read_columns(layout.profile / "profile.parquet", OF_PROFILE)
+    rates = PROFILE.frame([]).select(OF_PROFILE)
+    if has_rates:
+        rates = PROFILE.read_columns(layout.profile / "profile.parquet", OF_PROFILE)
     policy = read_policy(layout)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     has_template = tokenizer.chat_template is not None

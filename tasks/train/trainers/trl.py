@@ -169,7 +169,10 @@ class Exchange:
         """Grade the completions of a step."""
         reasons = ["stop" if ids[-1] in self.stop_ids else "length" for ids in completions]
         self.visits = np.array(visits)
-        self.rollouts = self.session.grade(self.visits, completions, reasons)
+        begins_B = np.diff(self.visits, prepend=-1) != 0
+        rows_Q = self.session.plan.prompt_rows_V[self.visits[begins_B]]
+        group_B = np.cumsum(begins_B) - 1
+        self.rollouts = self.session.grade(rows_Q, group_B, completions, reasons)
         self.rate = self.session.charge(self.rollouts)
         rewards = zip(self.rollouts.rewards_B.tolist(), self.rollouts.is_error_B(), strict=True)
         return {
@@ -201,7 +204,7 @@ class Exchange:
         is_measured = session.state.curve[-1]["step"] == session.state.num_steps
         if (session.is_due or self.has_ended) and not is_measured:
             self.measure(self.scratch / "policy")
-        session.save(self.scratch, saved_in(self.checkpoints))
+        session.save({p.name: p for p in self.scratch.iterdir()}, saved_in(self.checkpoints))
         self.since = time.monotonic()
         if self.stopping() and not self.has_ended:
             raise KeyboardInterrupt(f"stopped after {session.state.latest_step()}")

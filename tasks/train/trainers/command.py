@@ -1,0 +1,189 @@
+"""Any program as the trainer of a cell, `train.trainer: command`.
+
+The visits of the plan are exported in the format of a trainer, and the command trains on them:
+once, or once for each run of groups of one size if the format has one size a file. Its arguments
+may contain
+
+    {policy}   the policy to begin with: the initial one, or that of the segment before
+    {data}     the segment's file      {n}     the size of its groups (8 if each has its own)
+    {out}      a folder for its files, which is still there if a killed run resumes
+    {seed}     the cell's seed         {grader}   the address of the verifiers (`winnow grade`)
+
+Afterwards its policy is read from the folder `checkpoint` in {out}, and the rollouts that it dumped
+are graded here: they are its cost."""
+
+import logging
+import subprocess
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.common import recipes, stage
+from tasks.common.artifacts import PLAN
+from tasks.common.files import ArtifactError, digest, digest_file, read_json
+from tasks.common.params import ParamsError
+from tasks.common.processes import locks
+from tasks.common.processes.guard import guarded
+from tasks.engines.devices import held, training_gpus
+from tasks.grading.background import BackgroundGrader
+from tasks.models.folder import check_folder, policy_digest
+from tasks.models.policy import read_policy
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import write_measured
+from tasks.train.external import dumps, service
+from tasks.train.external.export import USUAL_SIZE, Options, export
+from tasks.train.external.imports import Known
+from tasks.train.external.session import Session, session_of
+from tasks.train.external.visits import Visits, differences, joined, prompts
+from tasks.train.sampling.collector import MIN_JUDGED
+from tasks.train.settings import Sections, TrainSettings
+from tasks.train.trainers.own import record_inputs, run_components, summarize
+
+logger = logging.getLogger(__name__)
+
+
+def main(run: stage.Stage, settings: TrainSettings) -> None:
+    """Train along the recipe's plan, from the last finished segment if there is one, and write the
+    results."""
+    recipe, seed = run.coordinates()
+    sections, layout = run.sections(Sections), run.layout
+    policy = read_policy(layout)
+    components = run_components(run, policy, settings, sections)
+    record_inputs(run, components)
+    out, key = layout.train(recipe, seed), digest(components)
+    with ExitStack() as stack:
+        lock = layout.locks / f"train-{key}"
+        stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
+        stack.enter_context(held(training_gpus(sections.engine, 1)))
+        grader = stack.enter_context(
+            BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
+        )
+        session = session_of(run, settings, sections, grader)
+        checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
+        folder = checkpoints.folder / "segments"
+        exported = folder / "export"
+        if not exported.exists():
+            visits = visits_of(run, session)
+            options = Options(settings.external.target, is_unordered=True)
+            export(visits, options, run.params, layout, f"{recipe}/{seed}", exported)
+        saved = checkpoints.folder / "session"
+        if saved.exists():
+            session.restore(saved)
+        lost = checkpoints.count_lost(session.state.work)
+        grading = stack.enter_context(service.opened(run.params, layout))
+        address = stack.enter_context(service.running(grading))
+        if not session.state.curve:
+            session.validate(policy.folder)
+        current = saved / "policy" if saved.exists() else policy.folder
+        for number, segment in list(enumerate(segments_in(exported)))[session.position :]:
+            place = folder / f"{number:03d}"
+            values = {
+                "policy": current,
+                "data": exported / segment["file"],
+                "n": segment["group_size"] or USUAL_SIZE,
+                "out": place,
+                "seed": seed,
+                "grader": address,
+            }
+            with session.state.timed("train"):
+                execute(settings.external.command, values, place)
+            current = trained_in(place / settings.external.checkpoint, session)
+            read_back(session, place)
+            session.position = number + 1
+            session.validate(current)
+            session.save({"policy": current}, saved)
+            current = saved / "policy"
+        session.write_results(current, out, components)
+        run.check_inputs()
+        write_measured(session.state.seconds, lost, layout.measured(f"{recipe}-{seed}"), out)
+        checkpoints.delete()
+    run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
+    summarize(session.state)
+
+
+def visits_of(run: stage.Stage, session: Session) -> Visits:
+    """Return the visits of the plan that the budget pays for. Raise ParamsError for a budget in
+    another account than rollouts: a command cannot be stopped by its tokens."""
+    recipe, seed = run.coordinates()
+    layout, budget = run.layout, session.budget
+    plan = layout.plan(recipe, seed) / "plan.parquet"
+    table = PLAN.read(plan).drop("order")
+    if budget is not None:
+        if budget.cell.account != "rollouts":
+            raise ParamsError(
+                f"train.trainer is command, and the budget is in {budget.cell.account}: set "
+                "experiment.budget.account to rollouts, or experiment.budget to null"
+            )
+        room = budget.cell.amount - budget.cell.profile
+        table = table.filter(pl.col("group_size").cum_sum() <= room)
+    every = prompts(layout, has_rates=False)
+    digests = {
+        "policy": session.context.policy.digest,
+        "prompts": digest_file(layout.prompts("train")),
+        "plan": digest_file(plan),
+    }
+    train = recipes.recipe(run.params, recipe)["train"]
+    visits = joined(table, every, f"{recipe}/{seed}")
+    return Visits(visits, True, digests, differences(train))
+
+
+def segments_in(exported: Path) -> list[dict[str, Any]]:
+    segments: list[dict[str, Any]] = read_json(exported / "manifest.json")["segments"]
+    return segments
+
+
+def execute(command: list[str], values: dict[str, Any], out: Path) -> None:
+    """Run the command with `values` in place of their names. Raise StageError if it fails."""
+    out.mkdir(parents=True, exist_ok=True)
+    words = list(command)
+    for name, value in values.items():
+        words = [word.replace(f"{{{name}}}", str(value)) for word in words]
+    logger.info("running %s", " ".join(words))
+    try:
+        with subprocess.Popen(guarded(words, grace=10.0), stdin=subprocess.PIPE) as process:
+            status = process.wait()
+    except OSError as error:
+        raise stage.StageError(f"train.external.command: {error}") from error
+    if status:
+        raise stage.StageError(
+            f"train.external.command ended with status {status}: {' '.join(words)}. Its files are "
+            f"in {out}; the same command runs this segment again"
+        )
+
+
+def trained_in(folder: Path, session: Session) -> Path:
+    """Return the folder of the trained policy, completed by the files of the initial one."""
+    if not folder.is_dir():
+        raise ArtifactError(
+            f"{folder} does not exist after train.external.command: write the policy to "
+            "{out}/" + session.context.settings.external.checkpoint
+        )
+    session.complete(folder)
+    check_folder(folder)
+    return folder
+
+
+def read_back(session: Session, out: Path) -> None:
+    """Grade the rollouts of a segment, and enter its steps."""
+    dumped = session.context.settings.external.rollouts
+    assert dumped is not None
+    known = Known(session.prompts.table, session.tokenizer, session.context.policy)
+    rollouts = dumps.read(dumped.format, out / dumped.folder)
+    rows = {id_: row for row, id_ in enumerate(session.prompts.ids)}
+    for _, of_step in groupby(rollouts, lambda one: one.step):
+        some = list(of_step)
+        ids = [known.match(one, is_plain=False) for one in some]
+        order = sorted(range(len(some)), key=lambda place: ids.index(ids[place]))
+        firsts = list(dict.fromkeys(ids))
+        tokens = session.tokenizer([some[n].completion for n in order], add_special_tokens=False)
+        graded = session.grade(
+            np.array([rows[one] for one in firsts]),
+            np.array([firsts.index(ids[n]) for n in order]),
+            tokens["input_ids"],
+            ["unknown"] * len(some),
+        )
+        session.add_step(graded, session.charge(graded))
