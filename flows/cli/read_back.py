@@ -3,7 +3,7 @@
 They are matched with this root's prompts by the ground truth that `winnow export` wrote (with
 --plain, and where the trainer dumps none, by the prompt's text), graded again by the root's
 verifiers, and stored as external/NAME/rollouts.parquet. Rollouts whose score differs from the
-trainer's are shown."""
+trainer's are shown. The report's page has a row for each import."""
 
 import argparse
 import re
@@ -26,7 +26,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Import a dump, and print what it has."""
-    from tasks.train.external.imports import import_rollouts  # takes two seconds
+    from flows.reading import external  # takes two seconds
+    from tasks.train.external.imports import import_rollouts
 
     root, folder = roots.existing(options.data), Path(options.folder)
     name = options.name or folder.name
@@ -46,4 +47,5 @@ def run(options: argparse.Namespace) -> int:
     )
     for line in found.differing:
         print(f"  {line}")
+    print(external.show(root.layout, root.values))
     return 0
