@@ -19,7 +19,7 @@ from flows.pipeline import roots
 from flows.pipeline.roots import Root
 from tasks.common.params import ParamsError
 
-SOURCES = ("areal", "trl", "verifiers", "verl")
+SOURCES = ("areal", "open_instruct", "trl", "verifiers", "verl")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

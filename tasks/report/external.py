@@ -29,7 +29,7 @@ ROLLOUTS_WORDS = (
     "Rollouts that other trainers sampled, graded here; winnow read shows them by their name. "
     "Accuracy is the mean of the prompts' pass rates over all imported steps, its interval is over "
     "prompts. Scored otherwise: rollouts whose verdict here differs from the trainer's score, of "
-    "those with a score. Tokens include the prompts."
+    "those with a score. Tokens are counted from the texts, prompts included."
 )
 CHECKPOINTS = (
     *("name", "policy", "pass@1", "95 % interval", "greedy"),
@@ -94,7 +94,7 @@ def rollouts_cells(layout: Layout, name: str, num_bootstrap: int) -> Sequence[st
         noted["from"],
         *(f"{noted[f'num_{what}']:,}" for what in ROLLOUTS[2:5]),
         *accuracy,
-        f"{noted['num_differing']:,} of {noted['num_scored']:,}",
+        f"{noted['num_differing']:,} of {noted['num_scored']:,}" if noted["num_scored"] else "–",
         f"{num_tokens(folder):,}",
     ]
 
