@@ -1,6 +1,6 @@
 """winnow read RECIPE: test prompts with samples before and after training, and their verdicts.
 winnow read --profile, --baseline: prompts with samples of the initial policy, and their verdicts.
-winnow read external/NAME: rollouts that `winnow import` read.
+winnow read external/NAME: rollouts that `winnow import` read. external/NAME/eval: a checkpoint.
 
 Classes: `learned` and `lost` (solved more or less often after training), `solved` and `unsolved`
 (always or never solved, before and after), or an outcome of a sample after training. Control

@@ -16,7 +16,7 @@ from tasks.models.provenance import metrics_of
 
 RULE = "=" * 78  # before each prompt
 SIDES = ("before", "after")
-EXTERNAL = "external/"  # begins the name of imported rollouts
+EXTERNAL = "external/"  # begins the names of imported rollouts, and of evaluated checkpoints
 MOVES = {
     "learned": pl.col("after") > pl.col("before"),
     "lost": pl.col("after") < pl.col("before"),
@@ -40,9 +40,10 @@ class Request:
 
 def read(layout: Layout, recipe: str, seed: int | None, request: Request) -> Iterator[str]:
     """Yield a count, then the requested prompts with samples. Without a seed, `recipe` is `profile`
-    (its training prompts), `baseline`, or `external/NAME` (imported rollouts). Raise ArtifactError
-    if none match."""
-    is_external, is_profile = recipe.startswith(EXTERNAL), (recipe, seed) == ("profile", None)
+    (its training prompts), `baseline`, `external/NAME` (imported rollouts) or `external/NAME/eval`
+    (a checkpoint, beside the initial policy). Raise ArtifactError if none match."""
+    is_external = is_imported(recipe)
+    is_profile = (recipe, seed) == ("profile", None)
     splits = SPLITS if is_external else ("train",) if is_profile else ("test",)
     files, split = paths(layout, recipe, seed), "" if is_external else f"{splits[0]} "
     prompts = pl.concat([PROMPTS.read(layout.prompts(split)) for split in splits])
@@ -57,18 +58,27 @@ def read(layout: Layout, recipe: str, seed: int | None, request: Request) -> Ite
             yield from samples(files[side], side, row["prompt_id"], request)
 
 
+def is_imported(recipe: str) -> bool:
+    """Return whether `recipe` is external/NAME, not external/NAME/eval."""
+    return recipe.startswith(EXTERNAL) and recipe.count("/") == 1
+
+
 def paths(layout: Layout, recipe: str, seed: int | None) -> dict[str, Path]:
     """Return the path of each side's ROLLOUTS table. Raise ArtifactError for a recipe that has not
     been evaluated (the message lists the evaluated ones), or not with its present weights."""
     if recipe.startswith(EXTERNAL):
-        there = sorted(
-            f"{EXTERNAL}{path.parent.name}"
-            for path in layout.root.glob("external/*/rollouts.parquet")
-        )
-        if recipe not in there:
-            names = ", ".join(there) or "nothing yet"
+        found = {
+            path.parent.relative_to(layout.root).as_posix(): path
+            for path in sorted(layout.root.glob("external/**/rollouts.parquet"))
+        }
+        if recipe not in found:
+            names = ", ".join(found) or "nothing yet"
             raise ArtifactError(f"{recipe} was not read by `winnow import`; there is: {names}")
-        return {recipe: layout.external(recipe.removeprefix(EXTERNAL)) / "rollouts.parquet"}
+        if is_imported(recipe):
+            return {recipe: found[recipe]}
+        metrics_of(layout.policy_card, layout.baseline)
+        metrics_of(found[recipe].parents[1] / "checkpoint.json", found[recipe].parent)
+        return {"before": layout.baseline / "rollouts.parquet", "after": found[recipe]}
     if seed is None:
         if recipe == "baseline":
             metrics_of(layout.policy_card, layout.baseline)

@@ -14,6 +14,7 @@ from tasks.common.stage import Stage
 from tasks.report.answers import shown_runs, write_rollouts
 from tasks.report.curves import COMPARED
 from tasks.report.evidence import read_evidence
+from tasks.report.external import write_external
 from tasks.report.measured import measured_script
 from tasks.report.results import Row, results_of, stale_runs
 from tasks.report.settings import ReportSettings
@@ -31,9 +32,11 @@ def main(stage: Stage) -> None:
     """Read everything, write and record the report; print the leaderboard unless in a flow."""
     experiment, ended = stage.section("experiment", Experiment), stage.options.cells
     evidence = read_evidence(stage.layout, experiment, ended)
-    results = results_of(evidence, stage.section("report", ReportSettings))
+    settings = stage.section("report", ReportSettings)
+    results = results_of(evidence, settings)
     summary, out = results.summary, stage.layout.report
     write_text(out / "measured.js", measured_script(stage.layout, results))
+    write_external(stage.layout, settings.num_bootstrap)
     if ended:  # the page alone, of an unfinished experiment
         write_text(out / "index.html", page(results, NO_ROLLOUTS))
         return

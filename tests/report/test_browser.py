@@ -8,10 +8,12 @@ import pytest
 
 from tasks.common.artifacts import Layout
 from tasks.common.params import Budget
+from tasks.report.external import write_external
 from tasks.report.run import NO_ROLLOUTS
 from tasks.report.views.page import page
 from tests.report.browser import Browser
 from tests.report.conftest import HOSTILE, RECIPE, results
+from tests.report.test_external import OUTCOMES, write_import
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
@@ -68,7 +70,9 @@ def test_the_page_opens_without_an_error_or_a_request(
     browser.open(pages[name])
     assert browser.problems == []
     requests = [url for url in browser.requests if not url.startswith(("data:", "blob:"))]
-    assert requests == [pages[name].as_uri(), pages[name].with_name("measured.js").as_uri()]
+    files = [pages[name], *map(pages[name].with_name, ("measured.js", "external.js"))]
+    assert requests == [file.as_uri() for file in files]
+    assert browser.run("document.getElementById('other-trainers').hidden")
     assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 3
     browser.run(UNFOLD)
     browser.settle()
@@ -221,6 +225,19 @@ def test_seconds_are_of_the_weights_of_the_page(
     script.write_text(script.read_text().replace("sgpo/1 sgpo-1", "sgpo/1 other"))
     browser.open(copied.report / "index.html")
     assert browser.run(words) == [ours[0], "– –", *ours[2:]]
+
+
+def test_imports_are_shown_without_sideways_scrolling(browser: Browser, copied: Layout) -> None:
+    write_import(copied, "a<b>", OUTCOMES)
+    write_external(copied, 50)
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        browser.resize(width, 844)
+        browser.scheme(scheme)
+        browser.open(copied.report / "index.html")
+        assert texts(browser, "#other-trainers h2") == ["Other trainers"]
+        assert texts(browser, "#other-trainers td")[:3] == ["external/a<b>", "verl", "9"]
+        assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.problems == []
 
 
 def test_the_key_of_a_chart_has_its_colours(browser: Browser, pages: dict[str, Path]) -> None:

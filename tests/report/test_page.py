@@ -59,7 +59,7 @@ def html(hostile: Path) -> str:
 def test_the_page_fetches_nothing_and_is_well_formed(html: str) -> None:
     elements = Elements()
     elements.feed(html)
-    assert elements.fetched == ["script measured.js"]
+    assert elements.fetched == ["script measured.js", "script external.js"]
     assert elements.open == []
     before, _, _ = html.partition("<script>")
     assert "url(" not in before
@@ -69,18 +69,19 @@ def test_the_page_fetches_nothing_and_is_well_formed(html: str) -> None:
 
 
 def test_only_the_pages_own_scripts_may_run(html: str) -> None:
-    """The policy has the digests of Plotly's script and the page's two, and a nonce for the
-    measured seconds: the digest of the data, which the data cannot contain. They are no script."""
+    """The policy has the digests of Plotly's script and the page's two, and a nonce for the files
+    beside the page: the digest of the data, which the data cannot contain. They are no script."""
     elements = Elements()
     elements.feed(html)
-    assert elements.seen.count("script") == 5
+    assert elements.seen.count("script") == 6
     digests = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in elements.texts["script"]
     ]
     nonce, *others = digests
     expected = " ".join([*(f"'sha256-{digest}'" for digest in others), f"'nonce-{nonce}'"])
-    assert f'<script src="measured.js" nonce="{nonce}"></script>' in html
+    for name in ("measured.js", "external.js"):
+        assert f'<script src="{name}" nonce="{nonce}"></script>' in html
     assert elements.policy.startswith("default-src 'none';")
     assert elements.policy.endswith(f"script-src {expected}")
 

@@ -27,6 +27,7 @@ from tasks.report.views.figures import steps_binned
 from tasks.report.views.page import page
 from tasks.report.views.tables import forecast_table, leaderboard_table, text_table
 from tests.report.conftest import results, run_report, write_params, write_plans, write_training
+from tests.report.test_external import OUTCOMES, write_import
 
 ACCOUNTS = ("charged", "charged_mixed", "executed")
 
@@ -318,17 +319,18 @@ def test_unmeasured_values_are_dashes(layout: Layout) -> None:
 
 @pytest.mark.usefixtures("forked_stages")
 def test_equal_inputs_give_equal_outputs(reported: Layout, layout: Layout, tmp_path: Path) -> None:
-    """Measured seconds are in a file that is not an output."""
+    """Measured seconds and imports are in files that are not outputs."""
     names = ["curve.csv", "index.html", "leaderboard.json", "leaderboard.txt", "summary.json"]
     names += ["rollouts.parquet"]
     names += [f"metrics/{recipe}/{seed}.json" for recipe in ("grpo", "sgpo") for seed in (0, 1)]
     names += [f"plots/{name}.svg" for name in (*ACCOUNTS, "executed-dark")]
     written = [path for path in reported.report.rglob("*") if path.is_file()]
     written_names = {path.relative_to(reported.report).as_posix() for path in written}
-    assert written_names == {*names, "measured.js"}
+    assert written_names == {*names, "measured.js", "external.js"}
     before = {name: (reported.report / name).read_bytes() for name in names}
     for note in layout.measured("*").parent.iterdir():
         note.unlink()
+    write_import(layout, "first", OUTCOMES)
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
     command = ["--params", str(params), "--data", str(layout.root)]
     subprocess.run([sys.executable, "-m", "tasks.report", *command], check=True)

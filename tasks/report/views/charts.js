@@ -170,6 +170,14 @@ for (const place of document.querySelectorAll("[data-measured]")) {
   const cells = [...place.closest("tr").cells].slice(-2); // measured.js sets `measured`, if it exists
   globalThis.measured?.cells[place.dataset.measured]?.shown.forEach((words, at) => (cells[at].textContent = words));
 }
+for (const { caption, cells } of globalThis.imported ?? []) {
+  const [head, ...body] = cells.map((texts, row) => // external.js sets `imported`, if it exists
+    element("tr", {}, ...texts.map((textContent) => element(row ? "td" : "th", { textContent }))));
+  const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
+  const place = document.getElementById("other-trainers");
+  place.append(element("p", { textContent: caption }), element("div", { className: "scroll" }, table));
+  place.hidden = false;
+}
 document.getElementById("budget").addEventListener("input", advise);
 advise();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);

@@ -1,5 +1,6 @@
 """The page: tables and text in the template `page.html`, and data that its scripts draw. It is a
-single file that makes no network requests; it loads only `measured.js` beside it, if that exists.
+single file that makes no network requests; it loads only `measured.js` and `external.js` beside
+it, if they exist.
 
 The output of policies is data: the page contains it as JSON in which no tag can begin, and the
 script displays it as text. As a second barrier, the page's content security policy allows only its

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # without the parquet of all rollouts, which is as large as the stages' own outputs
 RECORDED = (
     *("index.html", "leaderboard.json", "leaderboard.txt"),
-    *("summary.json", "curve.csv", "measured.js"),
+    *("summary.json", "curve.csv", "measured.js", "external.js"),
 )
 # of a cell; the pipeline's run has those of the candidate
 SHOWN = ("pass_at_1", "flops_executed", "flops_charged", "seconds")

@@ -17,7 +17,8 @@ PICKLED = ("*.pt", "*.pkl", "*.pickle")
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion. `where` is its file and line; `truth` is the ground truth, if dumped."""
+    """One completion. `where` is its file and line; `truth` is the ground truth, if dumped. A dump
+    of token ids has `tokens`, of prompt and completion, and empty texts."""
 
     where: str
     step: int
@@ -25,6 +26,7 @@ class Rollout:
     prompt: str
     completion: str
     score: float | None
+    tokens: tuple[list[int], list[int]] | None = None
 
 
 def verl(folder: Path) -> Iterator[Rollout]:
@@ -70,8 +72,20 @@ def areal(folder: Path) -> Iterator[Rollout]:
             yield Rollout(where, step, None, row["prompt"], row["completion"], score)
 
 
+def open_instruct(folder: Path) -> Iterator[Rollout]:
+    """The shards of open-instruct's `save_traces`: token ids. Its reward has a scale of its own
+    (10 for a correct answer by default) and may include other terms, so it is no score."""
+    paths = {*folder.glob("*_rollouts_*.jsonl")} - {*folder.glob("*_filtered_rollouts_*.jsonl")}
+    for path in sorted(paths):
+        for where, row in lines(path):
+            truth = row["ground_truth"]  # a list of one for each verifier
+            [truth] = truth if isinstance(truth, list) else [truth]
+            tokens = (row["prompt_tokens"], row["response_tokens"])
+            yield Rollout(where, row["step"], truth, "", "", None, tokens)
+
+
 READERS: dict[str, Callable[[Path], Iterator[Rollout]]] = {
-    reader.__name__: reader for reader in (verl, trl, verifiers, areal)
+    reader.__name__: reader for reader in (verl, trl, verifiers, areal, open_instruct)
 }
 
 

@@ -69,6 +69,16 @@ class Known:
             for text in texts[1:]:
                 self.by_text[text.strip()].add(texts[0])
 
+    def decoded(self, rollout: Rollout) -> Rollout:
+        """Return a rollout with its texts."""
+        if rollout.tokens is None:
+            return rollout
+        prompt, completion = (
+            str(self.tokenizer.decode(ids, skip_special_tokens=skip))
+            for ids, skip in zip(rollout.tokens, (False, True), strict=True)
+        )
+        return replace(rollout, prompt=prompt, completion=completion)
+
     def match(self, rollout: Rollout, is_plain: bool) -> str:
         """Return the id of a rollout's prompt. Raise ArtifactError if none or several match."""
         if rollout.truth is not None and not is_plain:
@@ -81,6 +91,11 @@ class Known:
                 ) from error
             if found not in self.rows:
                 raise ArtifactError(f"{rollout.where}: prompt {found} is not in this data root")
+            if rollout.tokens and self.rows[found]["prompt"].strip() not in rollout.prompt:
+                raise ArtifactError(
+                    f"{rollout.where}: its tokens do not spell prompt {found}, but "
+                    f"{rollout.prompt[:60]!r}: the trainer's tokenizer is not the policy's"
+                )
             return found
         ids = self.by_text.get(rollout.prompt.strip(), set())
         if len(ids) != 1:
@@ -110,7 +125,7 @@ def import_rollouts(
 
         def parts() -> Iterator[pl.DataFrame]:
             index: Counter[str] = Counter()
-            while some := list(islice(rollouts, CHUNK)):
+            while some := [known.decoded(one) for one in islice(rollouts, CHUNK)]:
                 yield graded(some, known, grader, index, summary, is_plain)
                 bar.update(len(some))
 

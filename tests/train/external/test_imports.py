@@ -11,6 +11,7 @@ from flows.reading.comparisons import Request, read
 from tasks.common import params
 from tasks.common.artifacts import IMPORTED, PROMPTS, Layout
 from tasks.common.files import ArtifactError, read_json
+from tasks.models.policy import load_tokenizer, read_policy
 from tasks.train.external import imports
 from tasks.train.external.imports import import_rollouts
 from tests.train.worlds import make_world
@@ -100,6 +101,40 @@ def test_rollouts_are_matched_and_graded_again(layout: Layout, tmp_path: Path, s
     assert "solved 67% in the external/run" in shown
     noted = read_json(layout.root / "external/run/summary.json")
     assert (noted["from"], noted["num_rollouts"], noted["num_prompts"]) == (source, 3, 1)
+
+
+def test_tokens_of_open_instruct_are_decoded(layout: Layout, tmp_path: Path) -> None:
+    """Its reward is 10 for a correct answer, so it is not compared."""
+    policy = read_policy(layout)
+    tokenizer, own = load_tokenizer(policy.folder), {"step": 3, "reward": 10.0}
+
+    def write(prompt: str, truths: Any, name: str = "run_rollouts_000000") -> None:
+        rows = [
+            {
+                **{**own, "ground_truth": truths, "prompt_tokens": tokenizer(prompt).input_ids},
+                "response_tokens": [*tokenizer(text).input_ids, tokenizer.eos_token_id],
+            }
+            for text in TEXTS
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+
+    write("1+1 =", [truth()])
+    write("1+1 =", "1", "run_filtered_rollouts_000000")
+    summary = imported(layout, tmp_path, "open_instruct")
+    table = IMPORTED.read(layout.root / "external/run/rollouts.parquet")
+    assert table["prompt_id"].to_list() == ["p1"] * 3
+    assert table["text"].to_list() == TEXTS
+    assert table["outcome"].to_list() == ["correct", "wrong", "correct"]
+    assert (summary.num_scored, summary.steps) == (0, {3})
+    write("1+1 =", "7")
+    assert imported(layout, tmp_path, "open_instruct", is_plain=True).prompts == {"p1"}
+    write("9+9 =", truth())
+    with pytest.raises(ArtifactError, match="its tokens do not spell prompt p1, but .*9\\+9 ="):
+        imported(layout, tmp_path, "open_instruct")
+    write("1+1 =", [truth(), truth()])
+    with pytest.raises(ArtifactError, match="a row is not of open_instruct's format"):
+        imported(layout, tmp_path, "open_instruct")
 
 
 def test_plain_truths_are_matched_by_the_text(layout: Layout, tmp_path: Path) -> None:
