@@ -148,4 +148,12 @@ def test_guarded_command_ends_with_its_children(
     assert guard.stdout.readline() == "started\n"
     end(guard)
     assert guard.stdout.read() == last  # the pipe closes when all of them have ended
-    assert guard.wait() == -signal.SIGKILL
+    assert guard.wait() in (0, -signal.SIGKILL)  # the command's own end, or the kill
+
+
+def test_guard_has_the_status_of_its_command_and_ends_its_children() -> None:
+    command = "import subprocess, sys; subprocess.Popen(['sleep', '600']); sys.exit(3)"
+    guard = subprocess.Popen(guarded([sys.executable, "-c", command]), **SESSION)
+    assert guard.stdout is not None
+    assert guard.stdout.read() == ""
+    assert guard.wait() == 3

@@ -46,9 +46,9 @@ def kill_group_afterwards() -> None:
 
 
 def end_with(child: "subprocess.Popen[bytes]") -> None:
-    """Wait until the command ends, then kill the whole process group, including this process."""
-    child.wait()
-    os.killpg(0, signal.SIGKILL)
+    """Wait until the command ends, and exit with its status; then the group is killed."""
+    status = child.wait()
+    os._exit(status if status >= 0 else 128 - status)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,12 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PrinterCallback,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -86,6 +91,7 @@ class Session:
             callbacks=[Steps(self)],
             optimizers=(self.optimizer, LambdaLR(self.optimizer, lambda _: 1.0)),
         )
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
         trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
 

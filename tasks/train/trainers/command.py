@@ -144,7 +144,8 @@ def execute(command: list[str], values: dict[str, Any], out: Path) -> None:
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
     logger.info("running %s", " ".join(words))
     try:
-        with subprocess.Popen(guarded(words, grace=10.0), stdin=subprocess.PIPE) as process:
+        guard = guarded(words, grace=10.0)
+        with subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True) as process:
             status = process.wait()
     except OSError as error:
         raise stage.StageError(f"train.external.command: {error}") from error

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 policy, data, n, out, seed, grader = sys.argv[1:]
 visits = pl.read_parquet(data)
 rows = [
-    {"input": row["prompt"], "output": str(7 + k % 2), "gts": row["truth"], "step": 1 + number // 3}
+    {"input": row["prompt"], "output": str(7 + k % 2), "gts": row["ground_truth"], "step": 1 + number // 3}
     for number, row in enumerate(visits.to_dicts())
     for k in range(int(n))
 ]
@@ -55,6 +55,7 @@ def train(root: Path, policy: Path, budget: CellBudget | None = None, **more: An
     program.write_text(PROGRAM)
     external = {
         "command": [sys.executable, str(program), *(f"{{{name}}}" for name in NAMES)],
+        "target": "trl",
         "rollouts": {"format": "verl"},
         **more,
     }
@@ -105,8 +106,8 @@ def test_a_failed_program_is_run_again_for_its_segment_alone(guesser: Path, tmp_
     run = train(tmp_path, guesser)  # other settings: from the beginning
     assert run.returncode == 0, run.output
     broken = tmp_path / "broken"
-    first = train(broken, guesser, target="trl")
-    assert "train.external.command ended with status 1" in first.output  # TRL has no `truth`
+    first = train(broken, guesser, target="slime")  # which is no Parquet
+    assert "train.external.command ended with status 1" in first.output
 
 
 def test_a_command_needs_a_program_and_dumps() -> None:

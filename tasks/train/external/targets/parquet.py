@@ -18,7 +18,8 @@ temperature: {temperature:g}
 
 
 def row(visit: Row) -> dict[str, Any]:
-    return {name: visit[name] for name in COLUMNS if name in visit}
+    columns = {name: visit[name] for name in COLUMNS if name in visit}
+    return {**columns, "ground_truth": visit["truth"]}
 
 
 TARGET = Target("any", "parquet", row, SETTINGS, sizes="prompt", is_chat=False, files=())
