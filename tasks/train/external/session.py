@@ -3,8 +3,10 @@ measured here, in the tables and accounts of this project's own training.
 
 The executed FLOPs of another trainer are unknown, so that account is null in every table."""
 
+import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,14 +21,17 @@ from tasks.common.accounting.ledger import ACCOUNTS, charged_flops, paper_traini
 from tasks.common.accounting.spending import generation_cost, read_budget
 from tasks.common.artifacts import CURVE, PLAN, PROMPTS, STEPS, TRAIN_ROLLOUTS
 from tasks.common.checksums import read_checked, write_checked
-from tasks.common.files import whole_folder
+from tasks.common.files import digest, whole_folder
+from tasks.common.processes import locks
 from tasks.common.statistics import bootstrap_interval
+from tasks.engines.devices import held, training_gpus
 from tasks.engines.loading import load_engine
 from tasks.grading.background import BackgroundGrader
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.models.prompts import encode_prompts
-from tasks.train.checkpoint.save import OF_MACHINE
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.save import OF_MACHINE, write_measured
 from tasks.train.data.columns import Ints
 from tasks.train.data.plan import Plan, read_plan
 from tasks.train.data.prompts import Prompts
@@ -38,14 +43,23 @@ from tasks.train.loop.budget import RunBudget
 from tasks.train.loop.rows import describe_step, rollout_rows
 from tasks.train.loop.state import ROUNDING, State
 from tasks.train.loop.trainer import VALIDATION_DRAWS
-from tasks.train.sampling.collector import Collector, RunContext, validation_rollouts
+from tasks.train.sampling.collector import MIN_JUDGED, Collector, RunContext, validation_rollouts
 from tasks.train.sampling.grading import Early
 from tasks.train.settings import Sections, TrainSettings
 from tasks.train.slots import Slots
-from tasks.train.trainers.own import check_validation, input_files
+from tasks.train.trainers.own import (
+    check_validation,
+    input_files,
+    record_inputs,
+    run_components,
+    summarize,
+)
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = "executed"  # the account that only this project's own training can state
 WHOLE = ("steps", "curve", "rollouts")  # tables of a checkpoint
+SAVED = "session"  # folder of the checkpoint
 TABLES = {"steps": STEPS, "curve": CURVE, "rollouts": TRAIN_ROLLOUTS}
 
 
@@ -227,9 +241,9 @@ class Session:
         steps, curve = STEPS.frame(self.state.steps), CURVE.frame(self.state.curve)
         return dict(zip(WHOLE, (steps, curve, rollouts), strict=True))
 
-    def save(self, parts: Mapping[str, Path], folder: Path) -> None:
-        """Make `folder` a checkpoint: what the trainer has saved, by name, and this record."""
-        with whole_folder(folder) as new:
+    def save(self, parts: Mapping[str, Path], checkpoints: Checkpoints) -> None:
+        """Write a checkpoint: what the trainer has saved, by name, and this record."""
+        with whole_folder(checkpoints.folder / SAVED) as new:
             for name, path in parts.items():
                 (shutil.copytree if path.is_dir() else shutil.copy)(path, new / name)
             for name, table in self.tables().items():
@@ -250,13 +264,15 @@ class Session:
         if self.budget is not None:
             self.budget.restore(numbers["budget"])
 
-    def write_results(self, policy: Path, out: Path, components: dict[str, Any]) -> None:
-        """Write the outputs of the stage, with the policy in the folder `policy`."""
+    def write_results(self, policy: Path, checkpoints: Checkpoints, out: Path) -> None:
+        """Write the outputs of the stage to `out`, with the policy in the folder `policy`."""
         with whole_folder(out / "policy") as new:
             shutil.copytree(policy, new, dirs_exist_ok=True)
         trained = policy_digest(out / "policy")
         write_checked(out / "policy.json", {"digest": trained})
-        made = {key: value for key, value in components.items() if key not in OF_MACHINE}
+        made = {
+            key: value for key, value in checkpoints.components.items() if key not in OF_MACHINE
+        }
         write_checked(out / "settings.json", {**made, "trained": trained})
         for name, table in self.tables().items():
             TABLES[name].write(out / f"{name}.parquet", table)
@@ -265,6 +281,41 @@ class Session:
         if (budget := self.budget) is not None:
             flops["budget"] = {**asdict(budget.cell), "spent": budget.spent}
         write_checked(out / "flops.json", flops)
+
+
+@contextmanager
+def training(
+    run: stage.Stage, settings: TrainSettings
+) -> Iterator[tuple[Session, Checkpoints, Path | None]]:
+    """Yield the session of a cell, its checkpoints, and the last of them, from which the session
+    goes on (None if there is none). The block trains and writes the results; afterwards the
+    checkpoints are deleted."""
+    recipe, seed = run.coordinates()
+    sections, layout = run.sections(Sections), run.layout
+    sections.check(settings)
+    components = run_components(run, read_policy(layout), settings, sections)
+    record_inputs(run, components)
+    lock = layout.locks / f"train-{digest(components)}"
+    graded = BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
+    with (
+        locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"),
+        held(training_gpus(sections.engine, 1)),
+        graded as grader,
+    ):
+        checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
+        session = session_of(run, settings, sections, grader)
+        saved = checkpoints.folder / SAVED
+        if saved.exists():
+            session.restore(saved)
+            logger.info("resumed after %d steps, not bit for bit", session.state.num_steps)
+        lost = checkpoints.count_lost(session.state.work)
+        yield session, checkpoints, saved if saved.exists() else None
+        run.check_inputs()
+        out = layout.train(recipe, seed)
+        write_measured(session.state.seconds, lost, layout.measured(f"{recipe}-{seed}"), out)
+        checkpoints.delete()
+    run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
+    summarize(session.state)
 
 
 def session_of(

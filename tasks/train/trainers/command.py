@@ -14,7 +14,6 @@ are graded here: they are its cost."""
 
 import logging
 import subprocess
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,16 @@ import polars as pl
 
 from tasks.common import recipes, stage
 from tasks.common.artifacts import PLAN
-from tasks.common.files import ArtifactError, digest, digest_file, read_json
+from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.params import ParamsError
-from tasks.common.processes import locks
 from tasks.common.processes.guard import guarded
-from tasks.engines.devices import held, training_gpus
-from tasks.grading.background import BackgroundGrader
-from tasks.models.folder import check_folder, policy_digest
-from tasks.models.policy import read_policy
-from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.checkpoint.save import write_measured
+from tasks.models.folder import check_folder
 from tasks.train.external import dumps, service
 from tasks.train.external.export import USUAL_SIZE, Options, export
 from tasks.train.external.imports import Known
-from tasks.train.external.session import Session, session_of
+from tasks.train.external.session import Session, training
 from tasks.train.external.visits import Visits, differences, joined, prompts
-from tasks.train.sampling.collector import MIN_JUDGED
-from tasks.train.settings import Sections, TrainSettings
-from tasks.train.trainers.own import record_inputs, run_components, summarize
+from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -50,59 +41,34 @@ def main(run: stage.Stage, settings: TrainSettings) -> None:
     """Train along the recipe's plan, from the last finished segment if there is one, and write the
     results."""
     recipe, seed = run.coordinates()
-    sections, layout = run.sections(Sections), run.layout
-    policy = read_policy(layout)
-    components = run_components(run, policy, settings, sections)
-    record_inputs(run, components)
-    out, key = layout.train(recipe, seed), digest(components)
-    with ExitStack() as stack:
-        lock = layout.locks / f"train-{key}"
-        stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
-        stack.enter_context(held(training_gpus(sections.engine, 1)))
-        grader = stack.enter_context(
-            BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
-        )
-        session = session_of(run, settings, sections, grader)
-        checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
+    layout, external = run.layout, settings.external
+    with training(run, settings) as (session, checkpoints, saved):
         folder = checkpoints.folder / "segments"
-        exported = folder / "export"
-        if not exported.exists():
-            visits = visits_of(run, session)
-            options = Options(settings.external.target, is_unordered=True)
-            export(visits, options, run.params, layout, f"{recipe}/{seed}", exported)
-        saved = checkpoints.folder / "session"
-        if saved.exists():
-            session.restore(saved)
-        lost = checkpoints.count_lost(session.state.work)
-        grading = stack.enter_context(service.opened(run.params, layout))
-        address = stack.enter_context(service.running(grading))
+        if not (folder / "export").exists():
+            visits, options = visits_of(run, session), Options(external.target, is_unordered=True)
+            export(visits, options, run.params, layout, f"{recipe}/{seed}", folder / "export")
+        policy = session.context.policy.folder if saved is None else saved / "policy"
         if not session.state.curve:
-            session.validate(policy.folder)
-        current = saved / "policy" if saved.exists() else policy.folder
-        for number, segment in list(enumerate(segments_in(exported)))[session.position :]:
-            place = folder / f"{number:03d}"
-            values = {
-                "policy": current,
-                "data": exported / segment["file"],
-                "n": segment["group_size"] or USUAL_SIZE,
-                "out": place,
-                "seed": seed,
-                "grader": address,
-            }
-            with session.state.timed("train"):
-                execute(settings.external.command, values, place)
-            current = trained_in(place / settings.external.checkpoint, session)
-            read_back(session, place)
-            session.position = number + 1
-            session.validate(current)
-            session.save({"policy": current}, saved)
-            current = saved / "policy"
-        session.write_results(current, out, components)
-        run.check_inputs()
-        write_measured(session.state.seconds, lost, layout.measured(f"{recipe}-{seed}"), out)
-        checkpoints.delete()
-    run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
-    summarize(session.state)
+            session.validate(policy)
+        segments = segments_in(folder / "export")
+        with service.opened(run.params, layout) as grading, service.running(grading) as address:
+            for number in range(session.position, len(segments)):
+                values = {
+                    "policy": policy,
+                    "data": folder / "export" / segments[number]["file"],
+                    "n": segments[number]["group_size"] or USUAL_SIZE,
+                    "out": folder / f"{number:03d}",
+                    "seed": seed,
+                    "grader": address,
+                }
+                with session.state.timed("train"):
+                    execute(external.command, values)
+                policy = trained_in(values["out"] / external.checkpoint, session)
+                read_back(session, values["out"])
+                session.position = number + 1
+                session.validate(policy)
+                session.save({"policy": policy}, checkpoints)
+        session.write_results(policy, checkpoints, layout.train(recipe, seed))
 
 
 def visits_of(run: stage.Stage, session: Session) -> Visits:
@@ -136,9 +102,9 @@ def segments_in(exported: Path) -> list[dict[str, Any]]:
     return segments
 
 
-def execute(command: list[str], values: dict[str, Any], out: Path) -> None:
+def execute(command: list[str], values: dict[str, Any]) -> None:
     """Run the command with `values` in place of their names. Raise StageError if it fails."""
-    out.mkdir(parents=True, exist_ok=True)
+    values["out"].mkdir(parents=True, exist_ok=True)
     words = list(command)
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
@@ -152,7 +118,7 @@ def execute(command: list[str], values: dict[str, Any], out: Path) -> None:
     if status:
         raise stage.StageError(
             f"train.external.command ended with status {status}: {' '.join(words)}. Its files are "
-            f"in {out}; the same command runs this segment again"
+            f"in {values['out']}; the same command runs this segment again"
         )
 
 

@@ -21,25 +21,18 @@ from typing import Any
 import numpy as np
 
 from tasks.common import stage
-from tasks.common.files import digest
 from tasks.common.params import ParamsError, gathered
-from tasks.common.processes import locks
 from tasks.common.progress import progress
-from tasks.engines.devices import held, training_gpus
 from tasks.engines.settings import Sampling
-from tasks.grading.background import BackgroundGrader
-from tasks.models.folder import policy_digest
-from tasks.models.policy import read_policy, stop_token_ids, torch_device
+from tasks.models.policy import stop_token_ids, torch_device
 from tasks.models.prompts import messages_of
 from tasks.train.checkpoint.checkpoints import Checkpoints
-from tasks.train.checkpoint.save import write_measured
 from tasks.train.data.columns import Ints
-from tasks.train.external.session import Session, session_of
+from tasks.train.external.session import Session, training
 from tasks.train.loading import settings_of
 from tasks.train.loop.loop import stop_requested
-from tasks.train.sampling.collector import MIN_JUDGED
 from tasks.train.settings import Entropy, Sections, TrainSettings
-from tasks.train.trainers.own import length_of, record_inputs, run_components, summarize
+from tasks.train.trainers.own import length_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,41 +51,18 @@ TAKEN |= {"num_iterations", "shuffle_dataset", "output_dir", "seed", "max_grad_n
 def main(run: stage.Stage, settings: TrainSettings) -> None:
     """Train along the recipe's plan, from the last checkpoint if there is one, and write the
     results."""
-    recipe, seed = run.coordinates()
-    sections, layout = run.sections(Sections), run.layout
-    sections.check(settings)
+    sections = run.sections(Sections)
     arguments = arguments_of(settings, sections.sampling)
-    policy = read_policy(layout)
-    components = run_components(run, policy, settings, sections)
-    record_inputs(run, components)
-    out, key = layout.train(recipe, seed), digest(components)
-    with ExitStack() as stack:
-        lock = layout.locks / f"train-{key}"
-        stack.enter_context(locks.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
-        stack.enter_context(held(training_gpus(sections.engine, 1)))
-        grader = stack.enter_context(
-            BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
-        )
-        session = session_of(run, settings, sections, grader)
-        checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
-        saved = saved_in(checkpoints)
-        if saved.exists():
-            session.restore(saved)
-            logger.info("resumed after %d steps, not bit for bit", session.state.num_steps)
-        lost = checkpoints.count_lost(session.state.work)
-        job = job_of(session, arguments, saved if saved.exists() else None)
+    with training(run, settings) as (session, checkpoints, saved), ExitStack() as stack:
+        job = job_of(session, arguments, saved)
         scratch = Path(stack.enter_context(TemporaryDirectory(dir=checkpoints.folder)))
         stopping = stack.enter_context(stop_requested())
         length = length_of(session.budget, session.plan)
         bar = stack.enter_context(progress(length.amount, "train", length.unit))
         process = stack.enter_context(started(job, settings.external.python))
         Exchange(session, run.tracker, process, bar, checkpoints, scratch, stopping).run()
-        session.write_results(scratch / "policy", out, components)
-        run.check_inputs()
-        write_measured(session.state.seconds, lost, layout.measured(f"{recipe}-{seed}"), out)
-        checkpoints.delete()
-    run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
-    summarize(session.state)
+        out = run.layout.train(*run.coordinates())
+        session.write_results(scratch / "policy", checkpoints, out)
 
 
 class Exchange:
@@ -204,7 +174,7 @@ class Exchange:
         is_measured = session.state.curve[-1]["step"] == session.state.num_steps
         if (session.is_due or self.has_ended) and not is_measured:
             self.measure(self.scratch / "policy")
-        session.save({p.name: p for p in self.scratch.iterdir()}, saved_in(self.checkpoints))
+        session.save({p.name: p for p in self.scratch.iterdir()}, self.checkpoints)
         self.since = time.monotonic()
         if self.stopping() and not self.has_ended:
             raise KeyboardInterrupt(f"stopped after {session.state.latest_step()}")
@@ -216,11 +186,6 @@ class Exchange:
         self.tracker.metrics({"validation_accuracy": accuracy}, step, point["flops_charged"])
         logger.info("step %d: validation accuracy %.3f", step, accuracy)
         self.ticked = time.monotonic()
-
-
-def saved_in(checkpoints: Checkpoints) -> Path:
-    """Return the folder of the last checkpoint."""
-    return checkpoints.folder / "session"
 
 
 @contextmanager
