@@ -59,7 +59,10 @@ LAYERS = {
     "store": {"store", "engines", "models", "common"},
     "grading": {"grading", "common"},
     # it runs first, without torch: it imports settings, and how the methods of a recipe get theirs
-    "code": {"code", "common", "train.loading", "allocate.planning"},
+    "code": {
+        *("code", "common", "train.loading", "train.external.trl_arguments"),
+        "allocate.planning",
+    },
 }
 ABOVE_STAGES = {"doctor", "benchmark", "reading", "publishing"}  # rooms of the flows
 READS_SOURCES = {"policy"}  # of demonstrations

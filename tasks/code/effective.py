@@ -31,6 +31,7 @@ from tasks.policy.settings import Policy
 from tasks.profile.settings import ProfileSettings
 from tasks.report.settings import ReportSettings
 from tasks.store.settings import StoreSettings
+from tasks.train.external.trl_arguments import arguments_of
 from tasks.train.loading import settings_of
 from tasks.train.settings import (
     SLOTS,
@@ -126,8 +127,11 @@ def complete_recipe(values: Values, name: str) -> recipes.Recipe:
     return {**own, "train": {**own["train"], **whole}}
 
 
-def check_account(train: TrainSettings, values: Values) -> None:
-    """Raise ParamsError if another trainer's cost is unknown in the account of the budget."""
+def check_trainer(train: TrainSettings, values: Values) -> None:
+    """Raise ParamsError for settings that another trainer cannot follow, and if its cost is unknown
+    in the account of the budget."""
+    if train.trainer == "trl":
+        arguments_of(train, section(values, "sampling", Sampling))
     budget = section(values, "experiment", Experiment).budget
     known = ("charged", "rollouts", "tokens")
     if train.trainer != "own" and budget is not None and budget.account not in known:
@@ -145,7 +149,7 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
     with gathered() as problems:
         problems.of(load_strategy, recipe["allocate"])
         train = problems.of(settings_of, recipe["train"])
-    check_account(train, values)
+    check_trainer(train, values)
     sections(values, Sections).check(train)
     return {"allocate": recipe["allocate"], "train": asdict(train)}
 

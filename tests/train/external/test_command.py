@@ -24,7 +24,12 @@ from safetensors.torch import load_file, save_file
 policy, data, n, out, seed, grader = sys.argv[1:]
 visits = pl.read_parquet(data)
 rows = [
-    {"input": row["prompt"], "output": str(7 + k % 2), "gts": row["ground_truth"], "step": 1 + number // 3}
+    {
+        "input": row["prompt"],
+        "output": str(7 + k % 2),
+        "gts": row["ground_truth"],
+        "step": 1 + number // 3,
+    }
     for number, row in enumerate(visits.to_dicts())
     for k in range(int(n))
 ]

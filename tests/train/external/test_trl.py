@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.code.effective import check_account
+from tasks.code.effective import check_trainer
 from tasks.code.versions import packages_of
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
@@ -22,9 +22,9 @@ from tasks.common.params import ParamsError
 from tasks.engines.settings import Sampling
 from tasks.models.policy import load_tokenizer, open_policy
 from tasks.train.data.rollouts import Rollouts
+from tasks.train.external.trl_arguments import arguments_of
 from tasks.train.loading import load_method, settings_of
 from tasks.train.settings import TrainSettings
-from tasks.train.trainers import trl
 from tests.stages import run_stage
 from tests.train.test_gradient import ADVANTAGES, OBJECTIVE, ROWS, gradient
 from tests.train.test_gradient import step as step
@@ -46,7 +46,7 @@ def settings(**changes: Any) -> TrainSettings:
 
 def arguments(**changes: Any) -> dict[str, Any]:
     sample = {"method": "grpo_sample"}
-    return trl.arguments_of(settings(**{"advantage": sample, **changes}), Sampling(max_tokens=8))
+    return arguments_of(settings(**{"advantage": sample, **changes}), Sampling(max_tokens=8))
 
 
 def test_recipes_map_to_the_arguments_of_trl() -> None:
@@ -87,8 +87,8 @@ def test_a_budget_of_unknown_compute_is_refused() -> None:
     budget = {"account": "executed", "amount": 1e9}
     values = {"experiment": {"recipes": ["r"], "seeds": [0], "budget": budget}}
     with pytest.raises(ParamsError, match="experiment.budget.account to charged, rollouts"):
-        check_account(settings(), values)
-    check_account(TrainSettings(), values)
+        check_trainer(settings(advantage={"method": "grpo_sample"}), values)
+    check_trainer(TrainSettings(), values)
 
 
 def test_the_packages_of_another_interpreter_count() -> None:
