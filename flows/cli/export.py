@@ -3,9 +3,11 @@
 The folder has the prompts in the order of training with their group sizes, `settings.txt` (the
 lines that the trainer must be given), `reward.py` for trainers that take one, and `manifest.json`:
 the digests of policy, prompts, profile and plan, the sampling parameters, and what the trainer's
-format cannot carry. `winnow grade` grades for all of them."""
+format cannot carry. `winnow grade` grades for all of them. With --check the trainer's own loader
+reads the export, and what arrives is compared with the plan."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from flows.cli import flags
@@ -37,13 +39,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unordered", action="store_true", help="accept a trainer that shuffles its prompts"
     )
+    parser.add_argument(
+        "--check",
+        nargs="?",
+        const=sys.executable,
+        metavar="PYTHON",
+        help="load the export by the trainer, in an interpreter that has it (default: this one)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the export, and print what it has and what it lacks."""
-    from tasks.train.external import export, visits  # takes two seconds
+    from tasks.train.external import check, export, visits  # takes two seconds
 
     root = roots.existing(options.data)
+    if options.check:
+        check.require_loader(options.to)
     values, layout, seed = root.values, root.layout, flags.seed_of(options, root.values)
     recipe, cell = options.recipe, f"{options.recipe}/{seed}"
     found = visits.of_recipe(layout, values, recipe, seed, prompts_only=options.prompts_only)
@@ -58,4 +69,7 @@ def run(options: argparse.Namespace) -> int:
     for lost in manifest["not_carried"]:
         print(f"not carried: {lost}")
     print(f"{out}: settings.txt has the lines to set, manifest.json the rest")
+    if options.check:
+        for sentence in check.check(found, wanted, manifest, out, options.check):
+            print(sentence)
     return 0

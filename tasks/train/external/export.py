@@ -22,7 +22,7 @@ from tasks.common.progress import progress
 from tasks.engines.settings import Sampling
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
-from tasks.models.policy import read_policy
+from tasks.models.policy import load_tokenizer, read_policy
 from tasks.train.external import targets
 from tasks.train.external.targets import Row, Target
 from tasks.train.external.visits import Visits, as_visits, prompts
@@ -130,11 +130,15 @@ def export(
         "not_carried": [*visits.not_carried, *target.notes],
         "segments": [],
     }
+    held_out = as_visits(prompts(layout, "validation", has_rates=False))
+    longest = longest_prompt(layout, visits.table, held_out)
     setup = {
         "policy": read_policy(layout).folder,
         "folder": out,
         "learning_rate": values["train"]["learning_rate"],
         "max_tokens": sampling.max_tokens,
+        "prompt_tokens": longest,
+        "total_tokens": longest + sampling.max_tokens,
         "temperature": sampling.temperature,
     }
     with whole_folder(out) as folder:
@@ -150,7 +154,7 @@ def export(
         if options.control_seed is not None:
             control = random_subset(visits, layout, options.control_seed)
             write(control, folder / "control" / "train")
-        write(as_visits(prompts(layout, "validation", has_rates=False)), folder / "validation")
+        write(held_out, folder / "validation")
         for name in () if options.is_plain else target.files:
             shutil.copy(FILES / f"{name}.txt", folder / name)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -172,6 +176,22 @@ def of_segment(segment: Segment, file: Path, batch: BatchSettings) -> dict[str, 
         "group_size": segment.group_size,
         "batch": size,
     }
+
+
+def longest_prompt(layout: Layout, *tables: pl.DataFrame) -> int:
+    """Return the tokens of the longest prompt with the chat template. Trainers drop or cut what is
+    longer than their own limit."""
+    policy = read_policy(layout)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    names = ["prompt", "messages"]
+    rows = pl.concat([table.select("prompt_id", *names).unique("prompt_id") for table in tables])
+    template = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    return max(
+        len(tokenizer(text)["input_ids"])
+        if turns is None or tokenizer.chat_template is None
+        else len(template(turns))
+        for text, turns in rows.select(names).iter_rows()
+    )
 
 
 def random_subset(visits: Visits, layout: Layout, seed: int) -> pl.DataFrame:

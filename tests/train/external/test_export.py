@@ -2,48 +2,30 @@
 
 import importlib.util
 import json
+import os
 import shutil
-import threading
-from collections.abc import Iterator
+import signal
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import polars as pl
 import pytest
-import uvicorn
 import yaml
 
 from tasks.common import params, registry
-from tasks.common.artifacts import PLAN, PROFILE, PROMPTS, Layout
+from tasks.common.artifacts import PLAN, PROMPTS, Layout
 from tasks.common.checksums import write_checked
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.params import ParamsError
-from tasks.train.external import export, service, targets
+from tasks.train.external import check, export, service, targets
 from tasks.train.external.export import FILES, Options
 from tasks.train.external.visits import Visits, of_recipe
-from tests.train.worlds import make_world
+from tests.train.external.conftest import SIZES
 
-SIZES = [2, 2, 4, 4, 4, 2, 2, 2]  # of the visits; six prompts in turn
 ALL = registry.names(targets)
-
-
-@pytest.fixture
-def layout(tmp_path: Path, qwen: Path) -> Layout:
-    """Return a root with a plan and a profile, whose prompts are chats."""
-    layout = make_world(tmp_path / "data", qwen, SIZES)
-    for split in ("train", "validation", "test"):
-        table = PROMPTS.read(layout.prompts(split))
-        turns = [json.dumps([{"role": "user", "content": text}]) for text in table["prompt"]]
-        PROMPTS.write(layout.prompts(split), table.with_columns(messages=pl.Series(turns)))
-    rows = [
-        {**PROFILE.example, "prompt_id": f"p{number}", "pass_rate": number / 8}
-        for number in range(6)
-    ]
-    PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
-    noted = {"profile": digest_file(layout.profile / "profile.parquet")}
-    write_checked(layout.plan("r", 0) / "forecast.json", noted)
-    return layout
 
 
 def values_of(layout: Layout) -> dict[str, Any]:
@@ -164,6 +146,51 @@ def test_plain_ground_truth_is_the_answer(layout: Layout, tmp_path: Path) -> Non
     assert not (tmp_path / "out/reward.py").exists()
 
 
+def test_check_compares_what_a_loader_reads(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = exported(layout, tmp_path / "out", "verl")
+    visits = of_recipe(layout, values_of(layout), "r", 0)
+    truths = [export.truth_of(row, False) for row in visits.table.iter_rows(named=True)]
+    rows = [list(pair) for pair in zip(truths, SIZES, strict=True)]
+    script = tmp_path / "python"  # prints what a loader would
+    run = partial(check.check, visits, Options("verl"), manifest, tmp_path / "out", str(script))
+    for wrong, message in (
+        (None, "loads 8 visits in the plan's order and group sizes"),
+        (rows[:7], "loads 7 visits of 8, and only the first 7"),
+        ([*rows[:3], rows[4], rows[3], *rows[5:]], "only the first 3 are the plan's"),
+        ([*rows[:6], [truths[6], 8], rows[7]], "only the first 6 are the plan's"),
+    ):
+        found = json.dumps({"version": "0.9.1", "files": [wrong or rows]})
+        script.write_text(f"#!/bin/sh\ncat << 'END'\n{found}\nEND\n")
+        script.chmod(0o755)
+        if wrong is None:
+            assert message in next(run())
+        else:
+            with pytest.raises(ArtifactError, match=message):
+                list(run())
+
+
+def test_check_names_what_is_missing(layout: Layout, tmp_path: Path) -> None:
+    manifest = exported(layout, tmp_path / "out", "openrlhf")
+    visits = of_recipe(layout, values_of(layout), "r", 0)
+    run = partial(check.check, visits, Options("openrlhf"), manifest, tmp_path / "out")
+    missing = "written but not checked, because openrlhf cannot be imported in .*'openrlhf'"
+    with pytest.raises(ArtifactError, match=missing):
+        list(run(sys.executable))
+    with pytest.raises(ArtifactError, match="cannot be run"):
+        list(run(str(tmp_path / "python")))
+    with pytest.raises(ParamsError, match="no loader of slime can be run"):
+        check.require_loader("slime")
+
+
+def test_limits_of_a_prompt_are_the_longest_prompts(layout: Layout, tmp_path: Path) -> None:
+    exported(layout, tmp_path / "out", "verl")
+    longest = len("5+1+1+1+1+1 =")
+    settings = (tmp_path / "out/settings.txt").read_text().splitlines()
+    assert f"data.max_prompt_length={longest}" in settings
+
+
 def test_areal_loads_a_saved_dataset(layout: Layout, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     exported(layout, tmp_path / "out", "areal")
@@ -173,23 +200,6 @@ def test_areal_loads_a_saved_dataset(layout: Layout, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- the service
-
-
-@pytest.fixture
-def address(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with service.opened(values_of(layout), layout) as opened:
-        app = service.application(opened, "secret")
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            thread.join(0.05)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        monkeypatch.setenv("WINNOW_GRADER", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv("WINNOW_TOKEN", "secret")
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join()
 
 
 def reward_module(folder: Path) -> Any:

@@ -27,6 +27,7 @@ class Target:
     is_chat: bool = True
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ("reward.py",)  # each is `files/NAME.txt` here
+    is_loadable: bool = False  # `files/loaders.py.txt` runs its loader
 
 
 def turns_or_text(visit: Row) -> Any:

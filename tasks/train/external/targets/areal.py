@@ -22,4 +22,4 @@ def row(visit: Row) -> dict[str, Any]:
     return {"messages": visit["messages"], "answer": visit["truth"], "index": visit["visit"]}
 
 
-TARGET = Target("1.0.4", "dataset", row, SETTINGS)
+TARGET = Target("1.0.4", "dataset", row, SETTINGS, is_loadable=True)

@@ -12,6 +12,8 @@ SETTINGS = """\
 --rollout.n_samples_per_prompt {group_size}
 --rollout.temperature {temperature:g}
 --rollout.max_new_tokens {max_tokens}
+--rollout.batch_size {batch}
+--data.max_len {total_tokens}
 --actor.model_name_or_path {policy}
 --reward.remote_url http://127.0.0.1:8008/openrlhf
 """
@@ -21,4 +23,4 @@ def row(visit: Row) -> dict[str, Any]:
     return {"input": visit["messages"], "label": visit["truth"], "datasource": "winnow"}
 
 
-TARGET = Target("0.11.2", "jsonl", row, SETTINGS, keeps_order=False, files=())
+TARGET = Target("0.11.2", "jsonl", row, SETTINGS, keeps_order=False, files=(), is_loadable=True)

@@ -12,6 +12,7 @@ trainer.policy.model.path={policy}
 trainer.policy.optimizer_config.lr={learning_rate:g}
 trainer.train_batch_size={batch}
 trainer.epochs=1
+trainer.max_prompt_length={prompt_tokens}
 generator.n_samples_per_prompt={group_size}
 generator.sampling_params.max_generate_length={max_tokens}
 generator.sampling_params.temperature={temperature:g}
@@ -29,5 +30,11 @@ def row(visit: Row) -> dict[str, Any]:
 
 
 TARGET = Target(
-    "0.3.0", "parquet", row, SETTINGS, keeps_order=False, files=("reward.py", "winnow_env.py")
+    version="0.3.0",
+    format="parquet",
+    row=row,
+    settings=SETTINGS,
+    keeps_order=False,
+    files=("reward.py", "winnow_env.py"),
+    is_loadable=True,
 )

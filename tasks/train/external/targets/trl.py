@@ -26,4 +26,4 @@ def row(visit: Row) -> dict[str, Any]:
     }
 
 
-TARGET = Target("1.16.0", "parquet", row, SETTINGS, is_chat=False)
+TARGET = Target("1.16.0", "parquet", row, SETTINGS, is_chat=False, is_loadable=True)

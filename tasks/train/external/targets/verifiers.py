@@ -7,6 +7,7 @@ from tasks.train.external.targets import Row, Target, turns_or_text
 SETTINGS = """\
 PYTHONPATH={folder}
 env.taskset.id = "winnow_tasks"
+env.taskset.data = "{data}"
 model.name = "{policy}"
 rollouts_per_example = {group_size}
 sampling.max_tokens = {max_tokens}
@@ -24,5 +25,11 @@ def row(visit: Row) -> dict[str, Any]:
 
 
 TARGET = Target(
-    "0.4.0", "jsonl", row, SETTINGS, is_chat=False, files=("reward.py", "winnow_tasks.py")
+    version="0.4.0",
+    format="jsonl",
+    row=row,
+    settings=SETTINGS,
+    is_chat=False,
+    files=("reward.py", "winnow_tasks.py"),
+    is_loadable=True,
 )

@@ -10,14 +10,16 @@ data.train_files={data}
 data.val_files={folder}/validation.parquet
 data.shuffle=False
 data.train_batch_size={batch}
+data.max_prompt_length={prompt_tokens}
 data.max_response_length={max_tokens}
 actor_rollout_ref.model.path={policy}
 actor_rollout_ref.actor.optim.lr={learning_rate:g}
 actor_rollout_ref.rollout.n={group_size}
 actor_rollout_ref.rollout.temperature={temperature:g}
-custom_reward_function.path={folder}/reward.py
-custom_reward_function.name=compute_score
+reward.custom_reward_function.path={folder}/reward.py
+reward.custom_reward_function.name=compute_score
 trainer.total_epochs=1
+trainer.use_v1=True
 """
 
 
@@ -38,8 +40,9 @@ TARGET = Target(
     row=row,
     settings=SETTINGS,
     sizes="prompt",
+    is_loadable=True,
     notes=(
-        "only the trainer of verl.trainer.ppo.v1 reads __rollout_n__; others sample "
+        "only the trainer of trainer.use_v1 reads __rollout_n__; others sample "
         "actor_rollout_ref.rollout.n rollouts of every prompt",
         "a batch is padded to a multiple of ppo_mini_batch_size * rollout.n",
     ),
