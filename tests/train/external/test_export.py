@@ -244,3 +244,58 @@ def test_payloads_of_slime_and_openrlhf(address: str) -> None:
         assert "verifier 'no' is of no prompt" in refused.text
         assert client.post("/slime", json=one).json() == 1.0  # the grader goes on
     assert httpx.post(f"{address}/slime", json=one).status_code == 401
+
+
+def test_special_tokens_at_the_end_are_not_graded(address: str) -> None:
+    """AReaL and OpenRLHF decode the end token, too."""
+    with httpx.Client(base_url=address, params={"token": "secret"}) as client:
+        pair = {"completion": "7<eos><pad><pad>", "label": label()}
+        [verdict] = client.post("/grade", json=[pair]).json()
+        assert verdict == {"reward": 1.0, "outcome": "correct", "answer": "7"}
+        several = {"query": ["b: 7"], "prompts": ["a: "], "labels": [label()]}
+        refused = client.post("/openrlhf", json=several)
+        assert (refused.status_code, "does not begin with" in refused.text) == (422, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/grade", b"{"),
+        ("/grade", b"3"),
+        ("/grade", b"[3]"),
+        ("/grade", b'{"completion": "7"}'),
+        ("/grade", b'[{"completion": 7, "label": "{}"}]'),
+        ("/grade", b"[" * 100_000),
+        ("/grade", b"\xff"),
+        ("/slime", b"[]"),
+        ("/openrlhf", b'{"query": [1], "prompts": ["a"], "labels": ["b"]}'),
+        ("/openrlhf", b'{"query": ["a"], "prompts": [], "labels": []}'),
+    ],
+)
+def test_a_malformed_request_is_422(address: str, path: str, body: bytes) -> None:
+    refused = httpx.post(address + path, content=body, params={"token": "secret"})
+    assert refused.status_code == 422, refused.text
+
+
+def test_dead_processes_are_started_again(
+    address: str, grading: service.Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def post() -> httpx.Response:
+        body = [{"completion": "7", "label": label()}]
+        return httpx.post(f"{address}/grade", json=body, params={"token": "secret"})
+
+    assert post().json()[0]["reward"] == 1.0
+    pool = grading.grader.grader.pool
+    assert pool is not None
+    assert pool.loader is not None
+    os.kill(pool.loader.popen.pid, signal.SIGKILL)
+    assert post().json()[0]["reward"] == 1.0
+
+    def broken(*_: Any) -> None:
+        raise ValueError("the loader cannot start")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grading.grader.grader, "grade", broken)
+        failed = post()
+    assert (failed.status_code, failed.text[:15]) == (500, "grading failed,")
+    assert post().json()[0]["reward"] == 1.0  # by a new grader
