@@ -14,6 +14,7 @@
 #   RECIPES      the recipes to compare, or all: written into params.yaml
 #   EXAMPLE      a folder of examples/: run its params.yaml, in a data root of that name
 #   ARGS         passed on to `winnow run` or pytest
+#   PEERS        the trainers whose use of exports `make test-peers` tests: all by default
 #   AUDIT        1: `make audit` asks for known vulnerabilities, too
 
 SHELL := /bin/bash
@@ -30,6 +31,7 @@ TORCH_INDEX ?=
 WORKERS ?= auto
 ARGS ?=
 AUDIT ?=
+PEERS ?= trl verifiers verl skyrl openrlhf areal
 RECIPES ?=
 
 BIN := $(VENV)/bin
@@ -39,6 +41,7 @@ INSTALL := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/pyth
 STAMP := $(VENV)/.installed-$(VLLM)
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 DOCS := .venv-docs
+PEER := .venv-peers
 SECURITY := .venv-security
 
 export DVC_NO_ANALYTICS := 1
@@ -48,7 +51,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env test test-extras check lint docs bench gpu-check audit clean
+.PHONY: run env test test-extras test-peers check lint docs bench gpu-check audit clean
 
 run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), EXAMPLE=smollm2, ARGS="sgpo --seed 0"
 ifneq ($(EXAMPLE),)
@@ -99,6 +102,17 @@ test: env  ## all tests, or those of ARGS='-m "not slow"'; what needs vLLM, a GP
 test-extras: env  ## the tests on a Ray cluster of this machine, and of training with few bits, and by TRL (installs the extras)
 	@$(PIP) install --quiet --no-deps -r requirements/ray.txt -r requirements/torchao.txt -r requirements/trl.txt
 	@$(PYTEST) tests/engines/test_ray.py tests/train/test_optimizer.py tests/train/test_quantized.py tests/train/external/test_trl.py
+
+test-peers: env $(PEERS:%=$(PEER)/%/.installed)  ## exports in the hands of other trainers, each in a folder of its own: PEERS="trl verl"
+	@PEERS="$(PEERS)" PEERS_FOLDER=$(PEER) $(PYTEST) tests/peers
+
+# A trainer's own pins come first, and what it lacks, such as torch, is that of the environment.
+$(PEER)/%/.installed: requirements/peers/%.txt | $(STAMP)
+	@echo "installing $* into $(@D) ..."
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(@D)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(ls -d $(@D)/lib/python*/site-packages)/winnow.pth
+	@$(BIN)/uv pip install --quiet --no-deps --python $(@D)/bin/python -r $<
+	@touch $@
 
 bench: env  ## compare with TRL (installs requirements/trl.txt beside the pins), and with the machine; on the data root EXAMPLE if set
 	@$(PIP) install --quiet --no-deps -r requirements/trl.txt

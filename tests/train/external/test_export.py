@@ -191,14 +191,6 @@ def test_limits_of_a_prompt_are_the_longest_prompts(layout: Layout, tmp_path: Pa
     assert f"data.max_prompt_length={longest}" in settings
 
 
-def test_areal_loads_a_saved_dataset(layout: Layout, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    exported(layout, tmp_path / "out", "areal")
-    loaded = datasets.load_from_disk(str(tmp_path / "out/segments/001_n4/train"))
-    assert [json.loads(row["answer"])["prompt_id"] for row in loaded] == ["p2", "p3", "p4"]
-    assert loaded[0]["messages"] == [{"role": "user", "content": "2+1+1 ="}]
-
-
 # ------------------------------------------------------------------------------------- the service
 
 

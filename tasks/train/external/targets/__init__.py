@@ -18,7 +18,7 @@ class Target:
     or of a whole file. `is_chat`: the trainer always applies the chat template, so that plain text
     cannot be carried."""
 
-    version: str  # whose loader was read
+    version: str  # whose source was read, or the date of its documentation
     format: Literal["parquet", "jsonl", "dataset"]
     row: Callable[[Row], dict[str, Any]]
     settings: str

@@ -30,4 +30,4 @@ def row(visit: Row) -> dict[str, Any]:
     return {"input": visit["messages"][0]["content"], "output": visit["truth"]}
 
 
-TARGET = Target("of August 2026", "jsonl", row, SETTINGS)
+TARGET = Target("as documented in August 2026", "jsonl", row, SETTINGS)

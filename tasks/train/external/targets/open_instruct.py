@@ -20,4 +20,4 @@ def row(visit: Row) -> dict[str, Any]:
     return {"messages": visit["messages"], "ground_truth": visit["truth"], "dataset": "winnow"}
 
 
-TARGET = Target("of August 2026", "parquet", row, SETTINGS, keeps_order=False)
+TARGET = Target("as documented in August 2026", "parquet", row, SETTINGS, keeps_order=False)

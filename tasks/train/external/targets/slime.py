@@ -27,4 +27,4 @@ def row(visit: Row) -> dict[str, Any]:
     return {"prompt": turns_or_text(visit), "label": visit["truth"], "metadata": metadata}
 
 
-TARGET = Target("of August 2026", "jsonl", row, SETTINGS, is_chat=False, files=())
+TARGET = Target("as documented in August 2026", "jsonl", row, SETTINGS, is_chat=False, files=())
