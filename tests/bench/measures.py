@@ -41,26 +41,26 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 54_970, 39_000)
+    yield Measure("product lines", num_lines(product), 56_060, 39_000)
     for folder, limit, aim in (
         ("flows", 8_420, 5_600),
         ("tasks/common", 6_785, 4_200),
         ("tasks/grading", 6_680, 4_800),
         ("tasks/ingest", 3_965, 3_000),
-        ("tasks/report", 2_925, 2_500),
+        ("tasks/report", 2_965, 2_500),
         ("tasks/engines", 5_270, 4_000),
     ):
         yield Measure(f"lines in {folder}", num_lines(files(root / folder)), limit, aim)
     training = [path for path in files(root / "tasks/train") if "methods" not in path.parts]
-    yield Measure("lines in tasks/train without methods", num_lines(training), 8_950, 5_000)
+    yield Measure("lines in tasks/train without methods", num_lines(training), 9_980, 5_000)
     yield Measure(
         "lines in tasks/train/loop", num_lines(files(root / "tasks/train/loop")), 1_995, 1_830
     )
 
     reached = reach_of_a_cell(root)
-    yield Measure("lines that a train cell can reach", num_lines(reached), 16_885, 9_500)
+    yield Measure("lines that a train cell can reach", num_lines(reached), 16_910, 9_500)
     yield Measure("files that a train cell can reach", len(reached), 138, 75)
-    yield Measure("test lines", num_lines(files(root / "tests")), 44_600, 28_000)
+    yield Measure("test lines", num_lines(files(root / "tests")), 45_030, 28_000)
 
     folders = Counter(path.parent for path in product if path.name != "__init__.py")
     crowded = max(

@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ class BadRequest(ValueError):
 class Service:
     """Grades completions of a root's prompts. Requests that wait are graded together."""
 
-    def __init__(self, verify: Verify, layout: Layout) -> None:
+    def __init__(self, verify: Verify, layout: Layout, splits: Sequence[str] = SPLITS) -> None:
         # a service does not end because of a prompt that cannot be graded
         self.verify, self.judged = replace(verify, max_failure_rate=1.0), layout.judged
         self.grader = self.new_grader()
@@ -48,7 +48,7 @@ class Service:
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.special = tuple(filter(None, tokenizer.all_special_tokens))
         self.prompts, self.verifiers = dict[str, str](), set[str]()
-        for split in SPLITS:
+        for split in splits:
             names = ["prompt_id", "prompt", "verifier"]
             table = PROMPTS.read_columns(layout.prompts(split), names)
             self.prompts |= dict(table.select(names[:2]).iter_rows())
@@ -175,9 +175,11 @@ def application(service: Service, token: str | None) -> Starlette:
 
 
 @contextmanager
-def opened(values: Mapping[str, Any], layout: Layout) -> Iterator[Service]:
+def opened(
+    values: Mapping[str, Any], layout: Layout, splits: Sequence[str] = SPLITS
+) -> Iterator[Service]:
     """Yield a service for a root, and stop its grader afterwards."""
-    service = Service(params.section(values, "verify", Verify), layout)
+    service = Service(params.section(values, "verify", Verify), layout, splits)
     try:
         yield service
     except BaseException:

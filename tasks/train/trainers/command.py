@@ -36,6 +36,8 @@ from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
+READ = ("train", "validation")  # splits of prompts that the stage reads
+
 
 def main(run: stage.Stage, settings: TrainSettings) -> None:
     """Train along the recipe's plan, from the last finished segment if there is one, and write the
@@ -51,7 +53,10 @@ def main(run: stage.Stage, settings: TrainSettings) -> None:
         if not session.state.curve:
             session.validate(policy)
         segments = segments_in(folder / "export")
-        with service.opened(run.params, layout) as grading, service.running(grading) as address:
+        with (
+            service.opened(run.params, layout, READ) as grading,
+            service.running(grading) as address,
+        ):
             for number in range(session.position, len(segments)):
                 values = {
                     "policy": policy,
