@@ -83,12 +83,12 @@ def train(
 ) -> int:
     """Train `model` in place on chunks of rows for `settings.tokens` tokens. `chunks(number)`
     yields chunks from that number on. Training continues from the checkpoint `unfinished`, and
-    updates it between chunks. `record` gets the tokens so far and the mean loss since its last
+    updates it between batches. `record` gets the tokens so far and the mean loss since its last
     call. Return the number of tokens. Raise StageError if the loss diverges."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
-    num_chunks, done = unfinished.load(model, optimizer) if unfinished else (0, 0)
+    num_chunks, start, done = unfinished.load(model, optimizer) if unfinished else (0, 0, 0)
     reported, losses, curve, stream = done, list[Tensor](), list[float](), chunks(num_chunks)
     with progress(settings.tokens, "policy", "token") as bar:
         bar.update(done)
@@ -99,18 +99,22 @@ def train(
                 * sum(len(ids) - num_prompt for ids, num_prompt in rows)
                 / len(rows)
             )
-            for batch in batches(rows, settings.batch_size, seed + done):
+            position = start
+            for batch in batches(rows, settings.batch_size, seed + start):
+                num_tokens = sum(len(ids) for ids, _ in batch)
+                if position < done:  # the checkpoint contains it
+                    position += num_tokens
+                    continue
                 if done >= settings.tokens:
                     break
                 losses.append(
                     step(model, optimizer, batch, divisor, settings, done / settings.tokens)
                 )
-                num_tokens = sum(len(ids) for ids, _ in batch)
-                done += num_tokens
+                position = done = done + num_tokens
                 bar.update(num_tokens)
-            num_chunks += 1
-            if unfinished:
-                unfinished.save_now_and_then(model, optimizer, num_chunks, done)
+                if unfinished:
+                    unfinished.save_now_and_then(model, optimizer, num_chunks, start, done)
+            num_chunks, start = num_chunks + 1, done
             if done >= reported + settings.tokens / 20 or done >= settings.tokens:
                 reported = done
                 share = min(1.0, done / settings.tokens)

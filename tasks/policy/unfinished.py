@@ -19,6 +19,7 @@ from safetensors.torch import save
 from tasks.common.files import digest, replace_file
 
 logger = logging.getLogger(__name__)
+NUMBERS = ("num_chunks", "start", "num_tokens")
 
 
 class Unfinished:
@@ -33,15 +34,18 @@ class Unfinished:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         num_chunks: int,
+        start: int,
         num_tokens: int,
     ) -> None:
-        """Save the state after `num_chunks` and `num_tokens`, unless the last save was recent."""
+        """Save the state after `num_chunks` whole chunks, which end at `start` tokens, and
+        `num_tokens` in all, unless the last save was recent."""
         if time.monotonic() - self.saved < self.every_seconds:
             return
         tensors = {name: tensor.cpu() for name, tensor in tensors_of(model, optimizer).items()}
         header = {
             "key": self.key,
             "num_chunks": str(num_chunks),
+            "start": str(start),
             "num_tokens": str(num_tokens),
             "sha256": checksum(tensors),
         }
@@ -49,27 +53,30 @@ class Unfinished:
         replace_file(self.path, lambda file: file.write(content))
         self.saved = time.monotonic()
 
-    def load(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-        """Restore the saved state, and return its numbers of chunks and tokens. Return zeros if
-        there is no usable file."""
+    def load(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[int, int, int]:
+        """Restore the saved state, and return its numbers, in the order of `save_now_and_then`.
+        Return zeros if there is no usable file."""
         try:
             with safe_open(self.path, "pt") as file:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError:
-            return 0, 0
+            return 0, 0, 0
         except SafetensorError as error:
             logger.warning("%s is damaged, starting over: %s", self.path, error)
-            return 0, 0
+            return 0, 0, 0
         if header.get("key") != self.key:
             logger.info("starting over: %s is of other settings", self.path)
-            return 0, 0
+            return 0, 0, 0
         if header.get("sha256") != checksum(tensors):
             logger.warning("%s is damaged, starting over", self.path)
-            return 0, 0
+            return 0, 0, 0
         restore(model, optimizer, tensors)
         logger.info("going on after %s tokens", header["num_tokens"])
-        return int(header["num_chunks"]), int(header["num_tokens"])
+        num_chunks, start, num_tokens = (int(header[name]) for name in NUMBERS)
+        return num_chunks, start, num_tokens
 
 
 def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

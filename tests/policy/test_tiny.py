@@ -209,6 +209,29 @@ def test_killed_training_continues_to_the_same_weights(tmp_path, caplog):
         assert message in caplog.text
 
 
+class KilledAfter(Unfinished):
+    """A checkpoint whose training is killed after it was saved `num` times."""
+
+    num = 0
+
+    def save_now_and_then(self, *arguments: Any) -> None:
+        super().save_now_and_then(*arguments)
+        self.num -= 1
+        if not self.num:
+            raise Killed
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4])
+def test_killed_training_continues_within_a_chunk(num, tmp_path):
+    whole, unfinished = trained(None), KilledAfter(tmp_path / "policy.safetensors", {}, 0.0)
+    unfinished.num = num
+    with pytest.raises(Killed):
+        trained(unfinished)
+    again = trained(Unfinished(unfinished.path, {}, 0.0))
+    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_killed_making_is_continued_by_the_same_code_only(tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     layout, settings = Layout(tmp_path), parse(section(), Policy, "policy")
