@@ -1,6 +1,8 @@
 """Rollouts of other trainers are matched with prompts, and graded again."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tasks.common.files import ArtifactError, read_json
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.train.external import imports
 from tasks.train.external.imports import import_rollouts
+from tests.docs.pages import written
 from tests.train.worlds import make_world
 
 TEXTS = ["so 7", "so 8", "7"]
@@ -168,3 +171,19 @@ def test_a_dump_that_cannot_be_read_is_named(layout: Layout, tmp_path: Path) -> 
     with pytest.raises(ArtifactError, match="a row is not of verl's format.*'step'"):
         imported(layout, folder)
     assert not list(layout.root.glob("external/*/*"))  # nothing is half-written
+
+
+def test_what_the_tutorial_dumps_is_imported(layout: Layout, tmp_path: Path) -> None:
+    """The stand-in for verl answers every second rollout rightly, and scores all as right."""
+    visit = {
+        "prompt": [{"role": "user", "content": "1+1 ="}],
+        "reward_model": {"ground_truth": truth()},
+        "__rollout_n__": 2,
+    }
+    pl.DataFrame([visit] * 5).write_parquet(tmp_path / "train.parquet")
+    (tmp_path / "stand_in.py").write_text(written("stand_in.py"))
+    subprocess.run([sys.executable, tmp_path / "stand_in.py", tmp_path], check=True)
+    values = params.load(layout.root / "params.yaml")
+    found = import_rollouts(layout, values, "verl", tmp_path / "rollouts", "first")
+    assert dict(found.outcomes) == {"correct": 4, "wrong": 4}
+    assert found.num_differing == 4
