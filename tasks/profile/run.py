@@ -66,7 +66,7 @@ def main(run: stage.Stage) -> None:
         run.tracker.tags({"mlflow.note.content": words})
 
     PROFILE.write(layout.profile / "profile.parquet", profile)
-    noted = {"settings": asdict(settings)}
+    noted = {"policy": policy.digest, "settings": asdict(settings)}
     write_checked(layout.profile / "summary.json", {**rounded(summary), **noted})
     costs = stored.costs()
     ledger = sampling_cost(costs, policy, "profile", charged=True)

@@ -137,23 +137,20 @@ class Session:
     def charge(self, rollouts: Rollouts) -> float:
         """Enter the rollouts of a step into the budget and the ledger, with one update on each.
         Return the learning rate of the step."""
-        architecture, epochs = (
-            self.context.policy.architecture,
-            self.context.settings.updates.epochs,
-        )
+        architecture = self.context.policy.architecture
         rows, kept = rollouts.rows(), rollouts.rows(rollouts.kept_B).num_tokens
         mixed = rollouts.rows(rollouts.has_advantage_B()).num_tokens
         generated = charged_flops(architecture, generated=rows.num_tokens)
-        charged = charged_flops(architecture, updated=epochs * kept)
+        charged = charged_flops(architecture, updated=kept)
         flat = paper_training_flops(architecture, rows.num_tokens, has_reference=False)
         ledger = self.state.ledger
         same = dict.fromkeys(("charged", "charged_mixed", "charged_paper"), generated)
         ledger.add("generate", tokens=rows.num_tokens, rollouts=len(rows.group_B), **same)
         ledger.add(
             "update",
-            tokens=epochs * kept,
+            tokens=kept,
             charged=charged,
-            charged_mixed=charged_flops(architecture, updated=epochs * mixed),
+            charged_mixed=charged_flops(architecture, updated=mixed),
             charged_paper=flat - generated,
         )
         done = ledger.rollouts["generate"] / max(self.plan.num_rollouts(), 1)
@@ -177,7 +174,7 @@ class Session:
             "pass": int(self.plan.passes_V[visit]),
             "phase": int(self.plan.phases_V[visit]),
             "updated": True,
-            "num_updates": self.context.settings.updates.epochs,
+            "num_updates": 1,
             "learning_rate": rate,
             "nonfinite": False,
             "tokens": int(state.ledger.tokens["generate"]),

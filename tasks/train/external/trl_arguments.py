@@ -12,7 +12,7 @@ from tasks.train.settings import Entropy, TrainSettings
 
 CARRIED = {"trainer", "external", "batch", "learning_rate", "warmup_steps", "decay_share", "betas"}
 CARRIED |= {"final_learning_rate_fraction", "weight_decay", "max_grad_norm", "dtype", "max_steps"}
-CARRIED |= {"validation", "advantage", "loss", "updates"}
+CARRIED |= {"validation", "advantage", "loss"}
 """The keys of `train` that have an equivalent."""
 AVERAGES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}  # loss_type of a clip
 
@@ -41,8 +41,6 @@ def arguments_of(settings: TrainSettings, sampling: Sampling) -> dict[str, Any]:
                 )
         for key in {*settings.external.arguments} & TAKEN:
             problems.add(f"train.external.arguments.{key} follows from other settings: remove it")
-        if settings.updates.minibatches > 1:
-            problems.add("train.updates.minibatches is above 1, which TRL cannot do: set it to 1")
         scale = problems.of(scale_of, settings.advantage)
         loss = problems.of(loss_of, settings.loss)
     return {
@@ -50,7 +48,7 @@ def arguments_of(settings: TrainSettings, sampling: Sampling) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "learning_rate": settings.learning_rate,
         "max_grad_norm": settings.max_grad_norm,
-        "num_iterations": settings.updates.epochs,
+        "num_iterations": 1,
         "bf16": settings.dtype == "bfloat16",
         "beta": 0.0,
         "gradient_checkpointing": False,

@@ -66,7 +66,17 @@ def of_recipe(
         "profile": now,
         "plan": digest_file(folder / "plan.parquet"),
     }
-    return Visits(table, not prompts_only, digests, differences(train))
+    older = stale(layout, digests["policy"])
+    return Visits(table, not prompts_only, digests, [*older, *differences(train)])
+
+
+def stale(layout: Layout, policy: str) -> list[str]:
+    """Return a sentence if the profile is of another policy than `policy`, which changed since."""
+    profiled = read_checked(layout.profile / "summary.json").get("policy", policy)
+    return [
+        f"the pass rates are of policy {profiled}, older than {policy}: `winnow run --until "
+        "allocate` samples what the store lacks"
+    ] * (profiled != policy)
 
 
 def joined(plan: pl.DataFrame, prompts: pl.DataFrame, cell: str) -> pl.DataFrame:

@@ -42,7 +42,7 @@ def main(run: stage.Stage, settings: TrainSettings) -> None:
     sections = run.sections(Sections)
     arguments = arguments_of(settings, sections.sampling)
     with training(run, settings) as (session, checkpoints, saved), ExitStack() as stack:
-        job = job_of(session, arguments, saved)
+        job = job_of(session, arguments, checkpoints, saved)
         scratch = Path(stack.enter_context(TemporaryDirectory(dir=checkpoints.folder)))
         stopping = stack.enter_context(stop_requested())
         length = length_of(session.budget, session.plan)
@@ -194,7 +194,9 @@ def started(job: dict[str, Any], python: str | None) -> Iterator["subprocess.Pop
             process.kill()
 
 
-def job_of(session: Session, arguments: dict[str, Any], saved: Path | None) -> dict[str, Any]:
+def job_of(
+    session: Session, arguments: dict[str, Any], checkpoints: Checkpoints, saved: Path | None
+) -> dict[str, Any]:
     """Return what TRL's process needs for the whole training."""
     settings, policy = session.context.settings, session.context.policy.folder
     sections = session.sections
@@ -207,7 +209,7 @@ def job_of(session: Session, arguments: dict[str, Any], saved: Path | None) -> d
         "threads": sections.engine.threads,
         "seed": session.context.seed,
         "arguments": {
-            "output_dir": str(session.context.policy.folder.parent / "trl"),
+            "output_dir": str(checkpoints.folder / "trl"),
             "use_cpu": torch_device(sections.engine.device).type == "cpu",
             **arguments,
         },

@@ -11,7 +11,7 @@ import uvicorn
 
 from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS, Layout
-from tasks.common.checksums import write_checked
+from tasks.common.checksums import read_checked, write_checked
 from tasks.common.files import digest_file
 from tasks.train.external import service
 from tests.train.worlds import make_world
@@ -31,6 +31,8 @@ def make_root(root: Path, policy: Path) -> Layout:
         for number in range(6)
     ]
     PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
+    card = read_checked(layout.policy_card)
+    write_checked(layout.profile / "summary.json", {"policy": card["digest"]})
     noted = {"profile": digest_file(layout.profile / "profile.parquet")}
     write_checked(layout.plan("r", 0) / "forecast.json", noted)
     return layout

@@ -71,7 +71,7 @@ def test_recipes_map_to_the_arguments_of_trl() -> None:
         ({"branches": [0.5], "decay_share": 0.2}, r"train.branches is \[0.5\]"),
         ({"kl_coefficient": 0.1}, "train.kl_coefficient is 0.1"),
         ({"select": {"method": "mixed"}}, "train.select"),
-        ({"updates": {"minibatches": 2}}, "minibatches"),
+        ({"updates": {"minibatches": 2}}, "train.updates"),
         ({"loss": {"method": "clip", "dual": 3.0}}, "train.loss"),
         ({"loss": {"method": "clip", "ratio": "sequence"}}, "ratio sequence only"),
         ({"loss": {"method": "kl_cov"}}, "train.loss"),
