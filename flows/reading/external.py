@@ -70,14 +70,14 @@ def check_prompts(
     check_vocabulary(initial, policy.folder, "the checkpoint")
     prompts = PROMPTS.read(layout.prompts("test"))
     room = params.sections(values, SamplerSettings).sampling.max_tokens
-    found = []
+    inputs = []
     for one in (initial, policy):
         tokenizer = load_tokenizer(one.folder, trust_remote_code=one.trust_remote_code)
         stops = stop_token_ids(one.folder, tokenizer)
-        found.append(
+        inputs.append(
             {"stop tokens": stops, "prompts": encode_prompts(prompts, tokenizer, one, room)}
         )
-    if differ := [what for what in found[0] if found[0][what] != found[1][what]]:
+    if differ := [what for what in inputs[0] if inputs[0][what] != inputs[1][what]]:
         raise ArtifactError(
             f"the checkpoint in {policy.folder} has other {differ[0]} than the policy in "
             f"{initial.folder}: copy that policy's tokenizer files, chat template and "

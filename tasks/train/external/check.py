@@ -50,14 +50,14 @@ def expected(target: Target, table: pl.DataFrame, is_plain: bool) -> list[list[A
     ]
 
 
-def require_same(start: str, rows: list[list[Any]], wanted: list[list[Any]]) -> None:
+def require_same(start: str, rows: list[list[Any]], planned: list[list[Any]]) -> None:
     """Raise ArtifactError, with a message that begins with `start`, if the rows differ."""
-    if rows != wanted:
-        pairs = zip(rows, wanted, strict=False)
+    if rows != planned:
+        pairs = zip(rows, planned, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         raise ArtifactError(
-            f"{start} loads {len(rows)} visits of {len(wanted)}, and only the first {same} are the "
-            "plan's"
+            f"{start} loads {len(rows)} visits of {len(planned)}, and only the first {same} are "
+            "the plan's"
         )
 
 
