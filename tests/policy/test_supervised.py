@@ -109,7 +109,7 @@ def test_killed_training_continues_to_the_same_weights(
     starts = []
     monkeypatch.setattr(supervised, "draw", lambda *a: starts.append(a[-1]) or uncut(*a))
     provide(policy(values), cut, every_seconds=1e9)
-    assert starts == [2]
+    assert starts == [1]  # the checkpoint is within the second chunk, at its end
     for name, weight in weights(whole).items():
         assert torch.equal(weight, weights(cut)[name])
 
