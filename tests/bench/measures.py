@@ -41,13 +41,13 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 56_075, 39_000)
+    yield Measure("product lines", num_lines(product), 56_085, 39_000)
     for folder, limit, aim in (
         ("flows", 8_420, 5_600),
         ("tasks/common", 6_785, 4_200),
         ("tasks/grading", 6_680, 4_800),
         ("tasks/ingest", 3_965, 3_000),
-        ("tasks/report", 2_965, 2_500),
+        ("tasks/report", 2_972, 2_500),
         ("tasks/engines", 5_270, 4_000),
     ):
         yield Measure(f"lines in {folder}", num_lines(files(root / folder)), limit, aim)

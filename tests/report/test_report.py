@@ -25,6 +25,7 @@ from tasks.report.run import NO_ROLLOUTS
 from tasks.report.settings import ReportSettings
 from tasks.report.views.figures import steps_binned
 from tasks.report.views.page import page
+from tasks.report.views.plots import plots
 from tasks.report.views.tables import forecast_table, leaderboard_table, text_table
 from tests.report.conftest import results, run_report, write_params, write_plans, write_training
 from tests.report.test_external import OUTCOMES, write_import
@@ -359,3 +360,22 @@ def test_flops_have_a_unit_that_reads_well(flops: float) -> None:
     size, name = unit(flops)
     assert 1 <= flops / size < 1000 or name == "EFLOPs"
     assert flops_words(flops).endswith(name)
+
+
+def test_unknown_compute_of_another_trainer_is_named(layout: Layout) -> None:
+    """The other accounts go on; no chart or fit has a place for the unknown one."""
+    path = layout.train("sgpo", 0) / "flops.json"
+    flops = {key: value for key, value in read_checked(path).items() if key != "winnow-sha256"}
+    write_checked(path, {**flops, "executed": None})
+    curve = layout.train("sgpo", 0) / "curve.parquet"
+    CURVE.write(curve, CURVE.read(curve).with_columns(flops_executed=pl.lit(None, pl.Float64)))
+    found = results(layout, ["grpo", "sgpo"])
+    assert found.evidence.axes == ["charged", "charged_mixed", "rollouts"]
+    assert set(found.fits["grpo"]) == set(found.evidence.axes)
+    assert "flops_executed" not in found.summary["recipes"]["sgpo"]
+    words = text_table(found)
+    last = [line.split()[-1] for line in words.splitlines() if line.startswith("sgpo ")]
+    assert last[:2] == ["280*", "unknown"]
+    assert "sgpo/0: another trainer, whose executed FLOPs are unknown" in words
+    assert set(plots(found)) == {"charged", "charged_mixed"}
+    assert "unknown" in leaderboard_table(found)

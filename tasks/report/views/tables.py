@@ -133,8 +133,14 @@ def unit_words(name: str) -> str:
 
 
 def other_generation(rows: Sequence[Row]) -> list[str]:
-    """Return a note for each run that trained on rollouts of other runs."""
-    return [
+    """Return a note for each run that trained on rollouts of other runs, and one on the runs of
+    another trainer."""
+    foreign = [name_of(row) for row in rows if row["flops_executed"] is None]
+    unknown = (
+        f"{listed(foreign)}: another trainer, whose executed FLOPs are unknown; a run of it that "
+        "was interrupted goes on from its checkpoint, but not bit for bit"
+    )
+    return [unknown] * bool(foreign) + [
         f"{name_of(row)}: it also trained on rollouts of {listed(row['not_charged'])}, whose "
         "generation is in the bill of that run alone"
         for row in rows
