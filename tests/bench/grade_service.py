@@ -87,7 +87,8 @@ def main() -> None:
                 for name in RIGHT:
                     found = measure(grader, name, options.batch, options.batches)
                     alone, served, cpu_alone, cpu_served = found
-                    shares = f"{1 - served / alone:6.0%} {1 - cpu_alone / cpu_served:8.0%}"
+                    of_cpu = 1 - cpu_alone / cpu_served if cpu_served else math.nan  # a few ticks
+                    shares = f"{1 - served / alone:6.0%} {of_cpu:8.0%}"
                     print(f"{name:10} {alone:10,.0f} {served:10,.0f} {shares}", flush=True)
         finally:
             process.terminate()
