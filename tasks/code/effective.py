@@ -127,16 +127,25 @@ def complete_recipe(values: Values, name: str) -> recipes.Recipe:
     return {**own, "train": {**own["train"], **whole}}
 
 
+def check_plan(train: TrainSettings) -> None:
+    """Raise ParamsError for a command whose prompts are not those of a plan."""
+    if train.trainer == "command" and train.control["method"] != "plan":
+        raise ParamsError(
+            f"train.trainer is command, which trains on a plan, but train.control "
+            f"{train.control['method']} chooses prompts while it trains: set it to plan"
+        )
+
+
 def check_trainer(train: TrainSettings, values: Values) -> None:
     """Raise ParamsError for settings that another trainer cannot follow, and if its cost is unknown
     in the account of the budget."""
     if train.trainer == "trl":
         arguments_of(train, section(values, "sampling", Sampling))
     budget = section(values, "experiment", Experiment).budget
-    known = ("charged", "rollouts", "tokens")
+    known = ("rollouts",) if train.trainer == "command" else ("charged", "rollouts", "tokens")
     if train.trainer != "own" and budget is not None and budget.account not in known:
         raise ParamsError(
-            f"train.trainer is {train.trainer}, whose compute is unknown in the account "
+            f"train.trainer is {train.trainer}, which cannot follow a budget in "
             f"{budget.account}: set experiment.budget.account to {listed(known)}"
         )
 
@@ -149,6 +158,7 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
     with gathered() as problems:
         problems.of(load_strategy, recipe["allocate"])
         train = problems.of(settings_of, recipe["train"])
+    check_plan(train)
     check_trainer(train, values)
     sections(values, Sections).check(train)
     return {"allocate": recipe["allocate"], "train": asdict(train)}

@@ -14,6 +14,7 @@ are graded here: they are its cost."""
 
 import logging
 import subprocess
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from tasks.train.external.export import USUAL_SIZE, Options, export
 from tasks.train.external.imports import Known
 from tasks.train.external.session import Session, training
 from tasks.train.external.visits import Visits, differences, joined, prompts
-from tasks.train.settings import TrainSettings
+from tasks.train.settings import Dumps, TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,10 @@ def visits_of(run: stage.Stage, session: Session) -> Visits:
             )
         room = budget.cell.amount - budget.cell.profile
         table = table.filter(pl.col("group_size").cum_sum() <= room)
+    if table.is_empty():
+        raise ParamsError(
+            "experiment.budget.amount, less the profile, is below the first group: raise it"
+        )
     every = prompts(layout, has_rates=False)
     digests = {
         "policy": session.context.policy.digest,
@@ -141,21 +146,25 @@ def trained_in(folder: Path, session: Session) -> Path:
 
 def read_back(session: Session, out: Path) -> None:
     """Grade the rollouts of a segment, and enter its steps."""
-    dumped = session.context.settings.external.rollouts
-    assert dumped is not None
     known = Known(session.prompts.table, session.tokenizer, session.context.policy)
-    rollouts = dumps.read(dumped.format, out / dumped.folder)
+    rollouts = dumped_in(out, session.context.settings.external.rollouts)
     rows = {id_: row for row, id_ in enumerate(session.prompts.ids)}
     for _, of_step in groupby(rollouts, lambda one: one.step):
         some = list(of_step)
         ids = [known.match(one, is_plain=False) for one in some]
-        order = sorted(range(len(some)), key=lambda place: ids.index(ids[place]))
         firsts = list(dict.fromkeys(ids))
+        groups = {id_: number for number, id_ in enumerate(firsts)}
+        order = sorted(range(len(some)), key=lambda place: groups[ids[place]])
         tokens = session.tokenizer([some[n].completion for n in order], add_special_tokens=False)
         graded = session.grade(
             np.array([rows[one] for one in firsts]),
-            np.array([firsts.index(ids[n]) for n in order]),
+            np.array([groups[ids[n]] for n in order]),
             tokens["input_ids"],
             ["unknown"] * len(some),
         )
         session.add_step(graded, session.charge(graded))
+
+
+def dumped_in(out: Path, where: Dumps | None) -> Iterator[dumps.Rollout]:
+    assert where is not None  # `TrainSettings` requires it
+    return dumps.read(where.format, out / where.folder)

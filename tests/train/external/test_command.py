@@ -99,6 +99,8 @@ def test_a_budget_in_rollouts_cuts_the_plan(guesser: Path, tmp_path: Path) -> No
     assert run.returncode == 0, run.output
     flops = read_checked(tmp_path / "runs/r/0/train/flops.json")
     assert flops["budget"] == {"account": "rollouts", "amount": 16.0, "profile": 3.0, "spent": 15}
+    run = train(tmp_path / "less", guesser, CellBudget("rollouts", 4.0, 3.0))
+    assert "experiment.budget.amount, less the profile, is below the first group" in run.output
     run = train(tmp_path / "other", guesser, CellBudget("charged", 1e9, 0.0))
     assert "train.trainer is command, and the budget is in charged" in run.output
 

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.code.effective import check_trainer
+from tasks.code.effective import check_plan, check_trainer
 from tasks.code.versions import packages_of
 from tasks.common.accounting.spending import CellBudget
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
@@ -89,6 +89,12 @@ def test_a_budget_of_unknown_compute_is_refused() -> None:
     with pytest.raises(ParamsError, match="experiment.budget.account to charged, rollouts"):
         check_trainer(settings(advantage={"method": "grpo_sample"}), values)
     check_trainer(TrainSettings(), values)
+    program = {"command": ["program"], "rollouts": {"format": "verl"}}
+    with pytest.raises(ParamsError, match="experiment.budget.account to rollouts$"):
+        check_trainer(settings(trainer="command", external=program), values)
+    choosing = settings(trainer="command", control={"method": "greso"}, external=program)
+    with pytest.raises(ParamsError, match="greso chooses prompts while it trains"):
+        check_plan(choosing)
 
 
 def test_the_packages_of_another_interpreter_count() -> None:
