@@ -3,6 +3,7 @@ process that has imported them. And functions run side by side, and fast copies 
 database.
 """
 
+import faulthandler
 import io
 import logging
 import multiprocessing
@@ -180,7 +181,9 @@ def run_in_workers(work: Callable[..., None], arguments: Sequence[tuple[Any, ...
 
 
 def run_or_exit(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Run `work`. An exception ends the process, so that no other one waits for it."""
+    """Run `work`. An exception ends the process, so that no other one waits for it. The stacks of
+    a crash in native code are printed."""
+    faulthandler.enable()
     try:
         work(*arguments)
     except BaseException:
