@@ -26,7 +26,7 @@ def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
     return {
         "prompts": len(profile),
         "num_samples": int(num.max()),  # type: ignore[arg-type]
-        "pass_rate": float(rates.mean()),  # type: ignore[arg-type]
+        "pass_rate": float(profile["pass_rate_unbiased"].mean()),  # type: ignore[arg-type]
         "never": float((rates == 0.0).mean()),  # type: ignore[arg-type]
         "always": float((rates == 1.0).mean()),  # type: ignore[arg-type]
         "prompt_tokens": float(profile["prompt_tokens"].mean()),  # type: ignore[arg-type]

@@ -22,12 +22,13 @@ from tasks.allocate.budget import Planned
 from tasks.common import recipes
 from tasks.common.accounting.ledger import Architecture
 from tasks.common.accounting.spending import generation_cost
-from tasks.common.checksums import read_checked
+from tasks.common.checksums import read_checked, read_note
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, Problems, section
 from tasks.policy.settings import Policy
 from tasks.policy.source import is_embedded
+from tasks.profile.settings import ProfileSettings
 from tasks.train import needs
 from tasks.train.settings import TrainSettings
 
@@ -136,7 +137,8 @@ def cost(world: World, stage: Coordinates) -> Cost:
     if name == "train" and recipe is not None:
         return training(world, recipe)
     if name == "profile":
-        prompts, num_samples = world.prompts["train"], values["profile"]["num_samples"]
+        num_samples = values["profile"]["num_samples"]
+        prompts = world.prompts["train"] * profiled_share(world)
     elif name in ("baseline", "evaluate"):
         prompts = world.prompts["test"]
         num_samples = values["evaluate"]["num_samples"] + 1  # greedy
@@ -147,6 +149,16 @@ def cost(world: World, stage: Coordinates) -> Cost:
     per_call = values["store"]["batch_rollouts"]
     flops, fixed = sampled(world, prompts, num_samples, completion, per_call)
     return spent(tokens, flops, (flops + fixed).at(world.rates.sampling), world.sampling_gpus)
+
+
+def profiled_share(world: World) -> Range:
+    """Return the share of `profile.num_samples` that the mean prompt gets under `profile.stop`."""
+    settings = section(world.values, "profile", ProfileSettings)
+    least = settings.stages[0] / settings.num_samples
+    if world.profile is not None and settings.stop is not None:
+        mean = world.profile["num_samples"].mean()
+        return exactly(max(float(mean) / settings.num_samples, least))  # type: ignore[arg-type]
+    return Range(least, (least + 1.0) / 2.0, 1.0)
 
 
 def sampled(
@@ -247,13 +259,15 @@ def of_profile(world: World, account: str) -> Range:
     """Return the cost of the profile in a budget's account: exact if a profile with the requested
     prompts and samples exists, otherwise an estimate."""
     prompts, num_samples = world.prompts["train"], world.values["profile"]["num_samples"]
-    there = [] if world.profile is None else world.profile["num_samples"].to_list()
-    if there == [num_samples] * round(prompts.middle):
+    noted = read_note(world.layout.profile / "summary.json").get("settings")
+    num_profiled = 0 if world.profile is None else len(world.profile)
+    if num_profiled == round(prompts.middle) and noted == world.values["profile"]:
         with suppress(ArtifactError):
             return exactly(budget.profile_cost(world.layout, account, world.architecture))
     lengths = zip(world.prompt, world.completion, strict=True)
     groups = [budget.group(num_samples, *pair) for pair in lengths]
-    return prompts * Range(*(generation_cost(account, world.architecture, g) for g in groups))
+    each = Range(*(generation_cost(account, world.architecture, g) for g in groups))
+    return prompts * profiled_share(world) * each
 
 
 def refusals(

@@ -33,6 +33,7 @@ from tasks.report.settings import ReportSettings
 from tasks.store.settings import StoreSettings
 from tasks.train.external.trl_arguments import arguments_of
 from tasks.train.loading import settings_of
+from tasks.train.needs import profile_readers
 from tasks.train.settings import (
     SLOTS,
     CheckpointSettings,
@@ -150,6 +151,21 @@ def check_trainer(train: TrainSettings, values: Values) -> None:
         )
 
 
+def check_profile(train: TrainSettings, values: Values) -> None:
+    """Raise ParamsError for a slot that reads whole groups of the profile's samples, if their size
+    depends on their outcomes."""
+    readers = [
+        f"train.{name} {getattr(train, name)['method']}"
+        for name in profile_readers(train)
+        if name in SLOTS
+    ]
+    if readers and section(values, "profile", ProfileSettings).stop is not None:
+        raise ParamsError(
+            f"profile.stop is set, but {listed(readers)} needs the same number of samples of every "
+            "prompt: set profile.stop to null, which samples only what is missing"
+        )
+
+
 def cell_of(values: Values, name: str) -> dict[str, Any]:
     """Return the values with which the recipe `name` is allocated and trained: `allocate`, and
     `train` with all settings of its methods. Raise ParamsError if they, or the other sections that
@@ -160,6 +176,7 @@ def cell_of(values: Values, name: str) -> dict[str, Any]:
         train = problems.of(settings_of, recipe["train"])
     check_plan(train)
     check_trainer(train, values)
+    check_profile(train, values)
     sections(values, Sections).check(train)
     return {"allocate": recipe["allocate"], "train": asdict(train)}
 

@@ -250,6 +250,7 @@ PROFILE = Table(
         "pass_rate": (pl.Float64, 0.25),
         "pass_rate_low": (pl.Float64, 0.0715),
         "pass_rate_high": (pl.Float64, 0.5907),
+        "pass_rate_unbiased": (pl.Float64, 0.25),
         "prompt_tokens": (pl.Int32, 9),
         "completion_tokens": (pl.Int64, 96),
         "completion_tokens_max": (pl.Int32, 32),
@@ -258,7 +259,8 @@ PROFILE = Table(
 )
 """`num_samples` counts all samples, including `error`; pass_rate = correct / (num_samples - error),
 null if every sample was an error; the interval is Wilson's, 95 %; `completion_tokens` is the sum
-over the samples."""
+over the samples. If `profile.stop` is set, `num_samples` differs between prompts and pass_rate is
+biased; the mean of `pass_rate_unbiased` over prompts is not."""
 
 PLAN = Table(
     "plan",

@@ -1,8 +1,8 @@
 """Rows of a table too large for memory: added in any order, read back sorted, one part at a time.
 
 The rows are in one unnamed file beside the output that is made from them, so the disk space is
-released however the process ends. Left out: a merge of sorted runs. It is unnecessary, because rows
-are numbered without gaps, so a row's number determines its part."""
+released however the process ends. Left out: a merge of sorted runs. It is unnecessary, because a
+row's number determines its part."""
 
 import io
 import tempfile

@@ -32,11 +32,12 @@ SAMPLED = (ROW, *(name for name in ROLLOUTS.columns if name not in (*JUDGED, "gr
 class Source(Protocol):
     """A source of rollouts, such as `store.fixed_policy.StoredRollouts`.
 
-    Its parts have the columns SAMPLED (`row` counts from 0 to `num_rows` - 1) and three of the
-    prompt: `verifier`, `answer` (the gold) and `prompt` (the text). The rollouts of a prompt are
-    all in one block of `rows_per_part` rows."""
+    Its parts have the columns SAMPLED (`row` is below `num_rows`, and some rows may be missing) and
+    three of the prompt: `verifier`, `answer` (the gold) and `prompt` (the text). The rollouts of a
+    prompt are all in one block of `rows_per_part` rows."""
 
     num_rows: int
+    num_requested: int  # rows of all parts so far
     rows_per_part: int
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
@@ -45,7 +46,10 @@ class Source(Protocol):
 
 
 class GradedRollouts:
-    """The rollouts of one source. `add` all of them, call `keep_verdicts(0)`, then read `parts`."""
+    """The rollouts of one source. `add` all of them, call `keep_verdicts(0)`, then read `parts`.
+
+    `passed` [num_rows] has 1 for a correct rollout, 0 for a failure of the policy, and -1 for an
+    error or a row without a verdict."""
 
     def __init__(
         self, source: Source, grader: BackgroundGrader, buffers: list[DiskBuffer], greedy: bool
@@ -58,6 +62,7 @@ class GradedRollouts:
         self.waiting: deque[tuple[pl.Series, Future[list[Verdict]]]] = deque()
         # per rollout: the digest of the text that was graded, 0 if none was
         self.judged = np.zeros(source.num_rows, np.uint64)
+        self.passed = np.full(source.num_rows, -1, np.int8)
 
     def judge(self, rows: pl.DataFrame) -> None:
         """Submit completions for grading, except those submitted before. Block if too many wait."""
@@ -76,7 +81,10 @@ class GradedRollouts:
         ungraded. Raise the error that stopped the grader."""
         while self.waiting and (len(self.waiting) > max_waiting or self.waiting[0][1].done()):
             rows, verdicts = self.waiting.popleft()
-            self.verdicts.add(verdict_columns(verdicts.result()).with_columns(rows))
+            columns = verdict_columns(verdicts.result())
+            values = columns["outcome"].replace_strict({"correct": 1, "error": -1}, default=0)
+            self.passed[rows.to_numpy()] = values
+            self.verdicts.add(columns.with_columns(rows))
 
     def add(self, rows: pl.DataFrame) -> None:
         """Add sampled rollouts, and submit them for grading."""
@@ -97,10 +105,17 @@ class GradedRollouts:
 
 @contextmanager
 def graded_rollouts(
-    source: Source, settings: Verify, folder: Path, *, greedy: bool, judged: Path | None = None
+    source: Source,
+    settings: Verify,
+    folder: Path,
+    *,
+    greedy: bool,
+    judged: Path | None = None,
+    go_on: Callable[[GradedRollouts], bool] | None = None,
 ) -> Iterator[GradedRollouts]:
     """Yield the rollouts of `source`, all graded. Their texts are spilled to files in `folder`; the
-    file `judged` contains the verdicts of language models."""
+    file `judged` contains the verdicts of language models. If `go_on` is given, it is called with
+    the verdicts so far, and the source is read again while it returns True."""
     with ExitStack() as stack:
         buffers = [stack.enter_context(DiskBuffer(folder, source.rows_per_part)) for _ in range(2)]
         with (
@@ -108,9 +123,13 @@ def graded_rollouts(
             BackgroundGrader(settings, source.num_rows, bar.update, judged) as grader,
         ):
             graded = GradedRollouts(source, grader, buffers, greedy)
-            for part in source.parts(graded.judge):
-                graded.add(part)
-            graded.keep_verdicts(0)
+            is_open = True
+            while is_open:
+                bar.total = source.num_requested
+                for part in source.parts(graded.judge):
+                    graded.add(part)
+                graded.keep_verdicts(0)
+                is_open = go_on is not None and go_on(graded)
         graded.judge_flops = grader.grader.judge_flops()
         yield graded
 

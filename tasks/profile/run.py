@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -13,13 +14,14 @@ from tasks.common.accounting.success import without_success
 from tasks.common.artifacts import PROFILE, PROMPTS
 from tasks.common.checksums import write_checked
 from tasks.common.files import digest_file, rounded
-from tasks.grading.graded import graded_rollouts, write_rollouts
+from tasks.grading.graded import GradedRollouts, graded_rollouts, write_rollouts
 from tasks.grading.grader import Grader
 from tasks.grading.settings import Verify
 from tasks.models.policy import read_policy
 from tasks.profile.profile import profile_prompts, summarize
 from tasks.profile.settings import ProfileSettings
 from tasks.profile.sources import by_source, repetitions
+from tasks.profile.stopping import Stopping
 from tasks.store.fixed_policy import SamplerSettings, StoredRollouts, sampling_cost
 
 logger = logging.getLogger(__name__)
@@ -47,16 +49,7 @@ def main(run: stage.Stage) -> None:
     stored = StoredRollouts(
         prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False
     )
-    parts: list[tuple[pl.DataFrame, pl.DataFrame]] = []
-    with graded_rollouts(
-        stored, verify, layout.profile, greedy=False, judged=layout.judged
-    ) as graded:
-        write_rollouts(
-            layout.profile / "rollouts.parquet",
-            [graded],
-            lambda part: parts.append((profile_prompts(part), repetitions(part))),
-        )
-    profile, repeated = map(pl.concat, zip(*parts, strict=True))
+    profile, repeated, judge_flops = sample(stored, Stopping(settings, len(prompts)), verify)
     with Grader(verify) as grader:
         summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
     summary["sources"] = by_source(prompts, profile, repeated)
@@ -70,7 +63,7 @@ def main(run: stage.Stage) -> None:
     write_checked(layout.profile / "summary.json", {**rounded(summary), **noted})
     costs = stored.costs()
     ledger = sampling_cost(costs, policy, "profile", charged=True)
-    ledger.add("profile", **dict.fromkeys(ACCOUNTS, graded.judge_flops))
+    ledger.add("profile", **dict.fromkeys(ACCOUNTS, judge_flops))
     write_checked(layout.profile / "flops.json", ledger.as_dict())
     of = digest_file(layout.profile / "profile.parquet")
     seconds = {"profile": round(float(costs["seconds"].sum()), 3)}
@@ -84,6 +77,44 @@ def main(run: stage.Stage) -> None:
         }
     )
     run.tracker.artifact(layout.profile / "summary.json")
+
+
+def sample(
+    stored: StoredRollouts, stopping: Stopping, verify: Verify
+) -> tuple[pl.DataFrame, pl.DataFrame, float]:
+    """Sample and grade the rollouts in stages, and write them. Return the PROFILE table, the
+    `repetitions`, and the FLOPs of judges."""
+    layout = stored.layout
+    stored.narrow(stopping.is_open_P, stopping.samples)
+    parts: list[tuple[pl.DataFrame, pl.DataFrame]] = []
+    with graded_rollouts(
+        *(stored, verify, layout.profile),
+        greedy=False,
+        judged=layout.judged,
+        go_on=partial(next_stage, stopping, stored),
+    ) as graded:
+        write_rollouts(
+            layout.profile / "rollouts.parquet",
+            [graded],
+            lambda part: parts.append((profile_prompts(part, stopping), repetitions(part))),
+        )
+    profile, repeated = map(pl.concat, zip(*parts, strict=True))
+    return profile, repeated, graded.judge_flops
+
+
+def next_stage(stopping: Stopping, stored: StoredRollouts, graded: GradedRollouts) -> bool:
+    """End a stage. Request the next samples of the prompts that are still open, if there are any,
+    and return whether there are."""
+    passed_PN = graded.passed.reshape(len(stopping.is_open_P), -1)
+    is_open = stopping.end_stage((passed_PN == 1).sum(axis=1), (passed_PN >= 0).sum(axis=1))
+    if is_open:
+        stored.narrow(stopping.is_open_P, stopping.samples)
+        logger.info(
+            "%d prompts are still open after %d samples",
+            stopping.is_open_P.sum(),
+            stopping.samples.start,
+        )
+    return is_open
 
 
 def log_summary(summary: Mapping[str, Any], num_prompts: int) -> None:

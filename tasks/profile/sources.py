@@ -39,13 +39,14 @@ def values_of(part: pl.DataFrame) -> dict[str, Any]:
     """Return the values of one source (see `by_source`)."""
     columns = ("num_samples", "correct", "pass_rate", "truncated_rate", "repeated")
     samples, correct, rates, truncated, repeated = (part[name].to_numpy() for name in columns)
+    unbiased = part["pass_rate_unbiased"].to_numpy()
     golds = (
         part["answer"].value_counts(sort=False).sort("count", "answer", descending=[True, False])
     )
     gold, most = golds.row(0)
     return {
         "num_prompts": len(part),
-        "pass_rate_mean": float(rates.mean()),
+        "pass_rate_mean": float(unbiased.mean()),
         "never_solved_rate": float((correct == 0).mean()),
         "always_solved_rate": float((rates == 1.0).mean()),
         "successes": np.bincount(correct, minlength=samples.max() + 1).tolist(),

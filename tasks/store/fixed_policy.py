@@ -8,10 +8,11 @@ a few dozen bytes."""
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tasks.common.accounting.ledger import Ledger, charged_flops
@@ -48,11 +49,13 @@ class SamplerSettings:
 
 
 class StoredRollouts:
-    """`num_samples` rollouts per prompt. `parts` samples the rollouts that the store lacks, and
-    yields all of them. Then `costs` returns their costs, and `usage` counts reused and new ones.
+    """`num_samples` rollouts per prompt, or fewer if they are requested in stages (`narrow`).
+    `parts` samples the rollouts that the store lacks, and yields all of them. Then `costs` returns
+    their costs, and `usage` counts reused and new ones.
 
     A rollout is identified by its `row`: rows are numbered prompt by prompt in the order of
-    `prompts`, and within a prompt by sample index. Prompts of equal text share samples."""
+    `prompts`, and within a prompt by sample index, with `num_samples` numbers for every prompt.
+    Prompts of equal text share samples."""
 
     def __init__(
         self,
@@ -86,12 +89,14 @@ class StoredRollouts:
         )
         key = asdict(sampling) | settings.engine.altering
         store = open_store(settings.store, layout, policy.digest, key)
-        self.view = StoreView(store, rollout_keys(digests, num_samples))
+        self.view = StoreView(store, rollout_keys(digests, range(num_samples)))
+        self.num_before = 0  # distinct rollouts of the views before this one
         self.prompts = prompts.select("prompt_id", "prompt", "answer", "verifier").with_columns(
             prompt_digest=pl.Series(digests),
             first_row=pl.int_range(pl.len(), dtype=pl.UInt32) * num_samples,
         )
-        self.num_rows = len(prompts) * num_samples
+        self.open = self.prompts
+        self.num_rows = self.num_requested = len(prompts) * num_samples
         self.rows_per_part = num_samples * max(
             PART_BYTES // (BYTES_PER_TOKEN * sampling.max_tokens * num_samples), 1
         )
@@ -112,9 +117,18 @@ class StoredRollouts:
             )
             for name in COSTS
         }
+        self.is_used = np.zeros(self.num_rows, np.bool_)
+
+    def narrow(self, is_open: npt.NDArray[np.bool_], samples: range) -> None:
+        """Let the next call of `parts` yield only these `samples` of the prompts in `is_open`."""
+        self.open = self.prompts.filter(pl.Series(is_open))
+        self.num_before += len(self.view.keys) * bool(self.is_used.any())
+        keys = rollout_keys(self.open["prompt_digest"], samples)
+        self.view = StoreView(self.view.store, keys)
+        self.num_requested = int(self.is_used.sum()) + len(self.open) * len(samples)
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
-        """Sample the missing rollouts, then yield every rollout once, in parts and in any order:
+        """Sample the missing rollouts, then yield each of them once, in parts and in any order:
         `row`, the prompt's `prompt_id`, `prompt`, `answer` and `verifier`, and the store's keys and
         VALUES.
 
@@ -125,6 +139,7 @@ class StoredRollouts:
             for shard in self.view.parts(VALUES):
                 for rows in slices(self.of_prompts(shard)):
                     places = rows["row"].to_numpy()
+                    self.is_used[places] = True
                     for name, values in self.columns.items():
                         values[places] = rows[name].to_numpy()
                     yield rows
@@ -148,18 +163,18 @@ class StoredRollouts:
                 logs = self.layout.engine_logs(self.cell)
                 done = fill_store(view, missing, self.sampler, on_sampled, logs)
                 self.usage += replace(done, why=why)
-        reused = max(len(view.keys) - self.usage.sampled_rollouts, 0)
+        reused = max(self.num_before + len(view.keys) - self.usage.sampled_rollouts, 0)
         self.usage = replace(self.usage, reused_rollouts=reused)
         write_note(self.layout, self.cell, self.kind, self.request, self.usage.summary)
 
     def of_prompts(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return store rows with their prompts. A row is repeated for prompts of equal text."""
-        known = rows.join(self.prompts, on="prompt_digest", how="inner", maintain_order="left")
+        known = rows.join(self.open, on="prompt_digest", how="inner", maintain_order="left")
         return known.with_columns(row=pl.col("first_row") + pl.col("sample_index").cast(pl.UInt32))
 
     def costs(self) -> pl.DataFrame:
-        """Return the COSTS of all rollouts, in the order of their rows."""
-        return pl.DataFrame(self.columns)
+        """Return the COSTS of all rollouts that were yielded, in the order of their rows."""
+        return pl.DataFrame(self.columns).filter(pl.Series(self.is_used))
 
 
 def check_prompts(prompts: pl.DataFrame) -> None:
@@ -194,14 +209,16 @@ def read_tokens(
     digests = [prompt_digest(ids) for ids in encoded]
     key = asdict(settings.sampling) | settings.engine.altering
     store = open_store(settings.store, layout, policy.digest, key)
-    rows = StoreView(store, rollout_keys(digests, num_samples)).read(["token_ids", "logprobs"])
+    rows = StoreView(store, rollout_keys(digests, range(num_samples))).read(
+        ["token_ids", "logprobs"]
+    )
     identified = prompts.select("prompt_id").with_columns(prompt_digest=pl.Series(digests))
     return identified.join(rows, on="prompt_digest", how="inner").drop("prompt_digest")
 
 
-def rollout_keys(digests: Sequence[str], num_samples: int) -> pl.DataFrame:
-    """Return the store's keys for `num_samples` rollouts of each distinct prompt."""
-    indices = pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32})
+def rollout_keys(digests: Iterable[str], samples: range) -> pl.DataFrame:
+    """Return the store's keys for these `samples` of each distinct prompt."""
+    indices = pl.DataFrame({"sample_index": samples}, schema={"sample_index": pl.Int32})
     return pl.DataFrame({"prompt_digest": list(dict.fromkeys(digests))}).join(indices, how="cross")
 
 

@@ -52,7 +52,9 @@ def make_profile(num_prompts: int) -> pl.DataFrame:
         completion_tokens_max=pl.lit(1000, pl.Int32),
         truncated_rate=pl.lit(0.0),
     )
-    profile = profile.with_columns(pass_rate=rate, pass_rate_low=rate * 0.5, pass_rate_high=rate)
+    profile = profile.with_columns(
+        pass_rate=rate, pass_rate_unbiased=rate, pass_rate_low=rate * 0.5, pass_rate_high=rate
+    )
     return PROFILE.check(profile.select(list(PROFILE.columns)), "the benchmark")
 
 

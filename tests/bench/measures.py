@@ -41,11 +41,11 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 56_105, 39_000)
+    yield Measure("product lines", num_lines(product), 56_800, 39_000)
     for folder, limit, aim in (
-        ("flows", 8_420, 5_600),
+        ("flows", 8_600, 5_600),
         ("tasks/common", 6_785, 4_200),
-        ("tasks/grading", 6_680, 4_800),
+        ("tasks/grading", 6_700, 4_800),
         ("tasks/ingest", 3_965, 3_000),
         ("tasks/report", 2_972, 2_500),
         ("tasks/engines", 5_270, 4_000),
@@ -60,7 +60,7 @@ def measures(root: Path) -> Iterator[Measure]:
     reached = reach_of_a_cell(root)
     yield Measure("lines that a train cell can reach", num_lines(reached), 16_910, 9_500)
     yield Measure("files that a train cell can reach", len(reached), 138, 75)
-    yield Measure("test lines", num_lines(files(root / "tests")), 45_175, 28_000)
+    yield Measure("test lines", num_lines(files(root / "tests")), 46_000, 28_000)
 
     folders = Counter(path.parent for path in product if path.name != "__init__.py")
     crowded = max(

@@ -24,6 +24,7 @@ SMALL = {
     "grading": "--answers 10 --programs 2 --repeats 1 --processes 1",
     "ingest_scale": "--rows 3 --near 3",
     "machine": "--steps 2 --rounds 1 --no-large --backend eager",
+    "stopping": "",
     "store_scale": "--rollouts 2000 --repeats 1",
 }
 # run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
@@ -32,6 +33,7 @@ ELSEWHERE = {"agreement", "contamination", "measures", "profile_scale", "stage_s
 NEEDS = {
     "engine_throughput": [pytest.mark.vllm],
     "grading": [pytest.mark.sandbox],
+    "stopping": [pytest.mark.real_data],
 }
 
 

@@ -162,6 +162,7 @@ ELSEWHERE = {
     "train.branches": "needs train.decay_share",
     "train.correction.proximal": "needs train.max_staleness",
     "engine.cluster": "needs a cluster",
+    "profile.stop": "refused with recipes that read whole groups of the profile",
     "train.reference.source": "needs a folder with a policy",
     "train.in_flight_updates": "needs a server and several other settings",
     "train.over_provision": "needs a server and several other settings",

@@ -15,6 +15,7 @@ from tasks.code.schema import schema
 from tasks.common.params import Budget
 from tasks.engines.settings import Cluster
 from tasks.policy.settings import Finetuning, Supervised
+from tasks.profile.settings import Stop
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
 from tests.parameters import every_value
 
@@ -28,6 +29,7 @@ KNOWN = {
     "policy": {**VALUES["policy"], "supervised": SUPERVISED},
     "engine": {**VALUES["engine"], "cluster": CLUSTER},
     "experiment": {**VALUES["experiment"], "budget": BUDGET},
+    "profile": {**VALUES["profile"], "stop": dataclasses.asdict(Stop("mixed"))},
 }
 # The reader chooses the keys of these sections.
 FREE = {"ingest.sources", "policy.supervised.sources", "verify.verifiers", "recipes", "engine.vllm"}

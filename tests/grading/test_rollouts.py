@@ -75,6 +75,8 @@ class Given:
     def num_rows(self) -> int:
         return sum(map(len, self.read))
 
+    num_requested = num_rows
+
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
         for batch in self.sampled:
             on_sampled(batch)

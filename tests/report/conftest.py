@@ -116,6 +116,9 @@ def write_answers(folder: Path, correct: list[int]) -> None:
     ROLLOUTS.write(folder / "rollouts.parquet", ROLLOUTS.frame(rows))
 
 
+RATES = ("pass_rate", "pass_rate_unbiased")
+
+
 def profile_of(counts: Mapping[str, tuple[int, int, int]]) -> pl.DataFrame:
     """Return a profile with (correct, wrong, error) for each prompt."""
     rows = [
@@ -127,7 +130,7 @@ def profile_of(counts: Mapping[str, tuple[int, int, int]]) -> pl.DataFrame:
             "correct": right,
             "wrong": wrong,
             "error": error,
-            "pass_rate": right / (right + wrong) if right + wrong else None,
+            **dict.fromkeys(RATES, right / (right + wrong) if right + wrong else None),
         }
         for name, (right, wrong, error) in counts.items()
     ]
