@@ -7,6 +7,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from flows.cli import flags
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
@@ -17,6 +18,20 @@ UNITS = {"d": 24.0, "h": 1.0, "min": 1 / 60, "s": 1 / 3600}  # in hours
 def add_price(parser: argparse.ArgumentParser) -> None:
     text = "also print the cost at this price"
     parser.add_argument("--price", type=money, metavar="PER_GPU_HOUR", help=text)
+
+
+def add_look(parser: argparse.ArgumentParser) -> None:
+    text = "sample this many prompts, and print for which recipes the profile is expected to pay"
+    parser.add_argument("--look", type=flags.count(2), metavar="PROMPTS", help=text)
+
+
+def look(options: argparse.Namespace, values: Mapping[str, Any], layout: Layout) -> str:
+    """Return what a first look shows, or an empty string without `--look`."""
+    if options.look is None:
+        return ""
+    from flows.doctor.look import look as sampled  # takes seconds
+
+    return sampled(values, layout, options.look)
 
 
 def money(text: str) -> float:

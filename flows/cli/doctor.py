@@ -14,6 +14,7 @@ from flows.pipeline import roots
 def add_options(parser: argparse.ArgumentParser) -> None:
     flags.add_root(parser)
     costs.add_price(parser)
+    costs.add_look(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,4 +34,6 @@ def run(options: argparse.Namespace) -> int:
         return 1
     print("nothing is wrong: parameters, recipes, model, data, store, record, disk and GPU memory")
     print(costs.bought(values, root.layout, recipes, options.price))
+    if found := costs.look(options, values, root.layout):
+        print(found)
     return 0

@@ -29,6 +29,7 @@ WIDTH = 72
 def add_options(parser: argparse.ArgumentParser) -> None:
     flags.add_request(parser)
     costs.add_price(parser)
+    costs.add_look(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
         raise commands.CommandError(f"{text}\nDVC cannot examine the stages before it ends")
     with commands.Dvc() as dvc:
         print(plan_of(dvc, root, request, options.price))
+    if found := costs.look(options, values_of(root, request.overrides), root.layout):
+        print(found)
     return 0
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -49,7 +50,7 @@ def main(run: stage.Stage) -> None:
     stored = StoredRollouts(
         prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False
     )
-    profile, repeated, judge_flops = sample(stored, Stopping(settings, len(prompts)), verify)
+    profile, repeated, judge_flops = sample(stored, settings, verify, layout.profile)
     with Grader(verify) as grader:
         summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
     summary["sources"] = by_source(prompts, profile, repeated)
@@ -80,21 +81,20 @@ def main(run: stage.Stage) -> None:
 
 
 def sample(
-    stored: StoredRollouts, stopping: Stopping, verify: Verify
+    stored: StoredRollouts, settings: ProfileSettings, verify: Verify, folder: Path
 ) -> tuple[pl.DataFrame, pl.DataFrame, float]:
-    """Sample and grade the rollouts in stages, and write them. Return the PROFILE table, the
-    `repetitions`, and the FLOPs of judges."""
-    layout = stored.layout
+    """Sample and grade the rollouts in stages, and write them to `folder`/rollouts.parquet. Return
+    the PROFILE table, the `repetitions`, and the FLOPs of judges."""
+    stopping = Stopping(settings, len(stored.prompts))
     stored.narrow(stopping.is_open_P, stopping.samples)
     parts: list[tuple[pl.DataFrame, pl.DataFrame]] = []
+    judged, go_on = stored.layout.judged, partial(next_stage, stopping, stored)
     with graded_rollouts(
-        *(stored, verify, layout.profile),
-        greedy=False,
-        judged=layout.judged,
-        go_on=partial(next_stage, stopping, stored),
+        stored, verify, folder, greedy=False, judged=judged, go_on=go_on
     ) as graded:
+        path = folder / "rollouts.parquet"
         write_rollouts(
-            layout.profile / "rollouts.parquet",
+            path,
             [graded],
             lambda part: parts.append((profile_prompts(part, stopping), repetitions(part))),
         )

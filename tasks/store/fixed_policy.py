@@ -90,12 +90,11 @@ class StoredRollouts:
         key = asdict(sampling) | settings.engine.altering
         store = open_store(settings.store, layout, policy.digest, key)
         self.view = StoreView(store, rollout_keys(digests, range(num_samples)))
-        self.num_before = 0  # distinct rollouts of the views before this one
         self.prompts = prompts.select("prompt_id", "prompt", "answer", "verifier").with_columns(
             prompt_digest=pl.Series(digests),
             first_row=pl.int_range(pl.len(), dtype=pl.UInt32) * num_samples,
         )
-        self.open = self.prompts
+        self.open, self.num_before = self.prompts, 0  # distinct rollouts of earlier views
         self.num_rows = self.num_requested = len(prompts) * num_samples
         self.rows_per_part = num_samples * max(
             PART_BYTES // (BYTES_PER_TOKEN * sampling.max_tokens * num_samples), 1
