@@ -253,6 +253,26 @@ def test_sagc_finds_stragglers_in_groups_of_two() -> None:
     assert straggles.tolist() == [True, False]
 
 
+def test_sagc_refills_with_the_size_of_its_step() -> None:
+    batch = BatchSettings("rollouts", 16, "generated")
+    settings = {**SAGC, "group_sizes": [4]}
+    methods = [
+        sagc.Method(sagc.Settings(**settings, max_refills=number), passes_of(20, 8, 1, batch))
+        for number in (0, 1)
+    ]
+    rng = np.random.default_rng(0)
+    for method in methods:
+        first = requested(method, rng)
+        assert (first.prompt_rows.tolist(), first.counts.tolist()) == ([0, 1, 2, 3], [4] * 4)
+    drawn = [answer_to(first, [1, 0, 0, 0] * 2 + [0] * 8)]  # two of four are mixed
+    assert methods[0].next(after(*drawn), rng) is None
+    second = requested(methods[1], rng, after(*drawn))
+    assert (second.prompt_rows.tolist(), second.counts.tolist()) == ([4, 5], [4, 4])
+    drawn.append(answer_to(second, [0] * 8))
+    assert methods[1].next(after(*drawn), rng) is None  # the limit of one refill
+    assert [method.asks_again for method in methods] == [False, True]
+
+
 def test_sagc_chooses_among_the_sizes_up_to_the_plans() -> None:
     visits = [(0, 4)] * 9 + [(1, 8)] * 9 + [(2, 2)] * 9
     method = sagc.Method(sagc.Settings(**SAGC), plan_of(visits))

@@ -213,7 +213,7 @@ def test_the_cost_of_a_step_of_control_does_not_grow_with_the_plan(name: str) ->
     """Neither the memory of a step nor the size of a checkpoint grows."""
     plan = passes_of(1000, 4, 200)
     phases = np.zeros(len(plan), dtype=np.int64)  # a single phase
-    method: Control = make(control, name, replace(plan, phases_V=phases))
+    method: Control = make(control, name, replace(plan, phases_V=phases), profile=solved_half())
     rng = np.random.default_rng(0)
     method.next(START, rng)
     method.progress()  # sums over the plan are computed once
@@ -230,7 +230,7 @@ def test_the_cost_of_a_step_of_control_does_not_grow_with_the_plan(name: str) ->
 
 @pytest.mark.parametrize("name", names(control))
 def test_control(name: str) -> None:
-    method: Control = make(control, name, plan_of(VISITS))
+    method: Control = make(control, name, plan_of(VISITS), profile=solved_half())
     progress = [method.progress()]
     while step := play(method, np.random.default_rng(0), solved):
         _, rollouts = step
@@ -255,7 +255,7 @@ def test_a_control_describes_the_prompts_of_its_plan(name: str) -> None:
 def test_a_control_continues_beyond_the_plan_within_its_budget(name: str) -> None:
     """A request never exceeds the rest of the budget by more than a group."""
     plan = plan_of(VISITS)
-    method: Control = make(control, name, plan)
+    method: Control = make(control, name, plan, profile=solved_half())
     rng, num_steps = np.random.default_rng(0), 3 * len(VISITS)
     largest = int(plan.group_sizes_V.max())
     for step in range(num_steps):
@@ -278,18 +278,18 @@ def test_a_resumed_control_makes_the_same_requests(name: str) -> None:
             method.observe(found[1])
         return requests
 
-    whole: Control = make(control, name, plan_of(VISITS * 2))
+    whole: Control = make(control, name, plan_of(VISITS * 2), profile=solved_half())
     found = play(whole, np.random.default_rng(0), solved)
     assert found
     whole.observe(found[1])
-    resumed: Control = make(control, name, plan_of(VISITS * 2))
+    resumed: Control = make(control, name, plan_of(VISITS * 2), profile=solved_half())
     fill_state(resumed.state, values_of(whole.state))
     assert rest(resumed, 1) == rest(whole, 1)
 
 
 @pytest.mark.parametrize("name", names(control))
 def test_a_control_accepts_a_step_without_graded_rollouts(name: str) -> None:
-    method: Control = make(control, name, plan_of(VISITS))
+    method: Control = make(control, name, plan_of(VISITS), profile=solved_half())
     request = method.next(START, np.random.default_rng(0))
     assert request
     rollouts = answer_to(request, errors=int(request.counts.sum()))

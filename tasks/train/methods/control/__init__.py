@@ -1,3 +1,3 @@
 """Controls choose the next prompts. Each method is a file here; SHARED lists helper files."""
 
-SHARED = ("prompt_pool",)
+SHARED = ("pilots", "prompt_pool")

@@ -54,7 +54,7 @@ class Method(follow.Method):
         if so_far.rollouts is None:
             return self.take(follow.next_visits(plan, first, so_far))
         room = min(plan.batch.size - so_far.replayed, so_far.room(plan.batch))
-        missing = room - self.mixed_size(so_far.rollouts)
+        missing = room - mixed_size(plan, so_far.rollouts)
         if missing <= 0 or plan.phases_V[first] != plan.phases_V[last]:
             return None
         if so_far.num_requests > self.settings.max_refills:
@@ -63,12 +63,6 @@ class Method(follow.Method):
         self.state.refills += 1
         visits = plan.window(first, missing)
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
-
-    def mixed_size(self, rollouts: Rollouts) -> int:
-        """Return the size of the mixed groups, graded rollouts only, in the batch's unit."""
-        graded = rollouts.where(~rollouts.is_error_B())
-        mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
-        return int(self.plan.cost(graded.sizes_Q()[mixed_Q]).sum())
 
     def observe(self, rollouts: Rollouts) -> None:
         self.state.steps += 1
@@ -80,3 +74,10 @@ class Method(follow.Method):
             "refills_mean": self.state.refills / steps,
             "unfilled_rate": self.state.unfilled_steps / steps,
         }
+
+
+def mixed_size(plan: Plan, rollouts: Rollouts) -> int:
+    """Return the size of the mixed groups, graded rollouts only, in the batch's unit."""
+    graded = rollouts.where(~rollouts.is_error_B())
+    mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
+    return int(plan.cost(graded.sizes_Q()[mixed_Q]).sum())

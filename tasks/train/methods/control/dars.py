@@ -22,6 +22,7 @@ from tasks.train.data.plan import Plan
 from tasks.train.data.prompts import GroupRequest
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control import plan as follow
+from tasks.train.methods.control.pilots import extension
 from tasks.train.slots import SoFar
 
 Schedule = Literal["equal", "hard"]
@@ -71,13 +72,8 @@ class Method(follow.Method):
         size_Q, correct_Q = rollouts.graded_Q()
         pairs = zip(correct_Q, size_Q, strict=True)
         more_Q = np.array([self.extra(*pair) for pair in pairs])  # nosec B610  # no Django
-        groups = np.flatnonzero(more_Q)
-        if not len(groups):
-            return None
         self.state.second_stage += int(more_Q.sum())
-        rows, last = rollouts.prompt_rows_Q[groups], self.state.position - 1
-        passes, phases = self.plan.passes_V, self.plan.phases_V
-        return GroupRequest(rows, more_Q[groups], int(passes[last]), int(phases[last]), groups)
+        return extension(self, rollouts, more_Q)
 
     def extra(self, correct: int, size: int) -> int:
         """Return the number of second-stage rollouts for a group with `correct` successes."""

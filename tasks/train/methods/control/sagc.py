@@ -22,6 +22,7 @@ from tasks.train.data.plan import Plan
 from tasks.train.data.prompts import GroupRequest
 from tasks.train.data.rollouts import Rollouts
 from tasks.train.methods.control import plan as follow
+from tasks.train.methods.control.dapo import mixed_size
 from tasks.train.slots import SoFar
 
 MEDIAN_WINDOW = 1024  # rollouts in the running median of lengths
@@ -35,6 +36,7 @@ class Settings:
     step: float = 0.2  # change of the price of risk per step and unit of excess rate
     memory: float = 0.99  # factor of earlier counts per step
     max_multiplier: float = 20.0  # maximum price of risk
+    max_refills: int = 0  # further requests per step while mixed groups are missing, as in dapo
 
     def __post_init__(self) -> None:
         sizes = self.group_sizes
@@ -45,7 +47,10 @@ class Settings:
         share(train__control__budget=self.budget, train__control__memory=self.memory)
         above_zero(train__control__threshold=self.threshold)
         at_least(
-            0, train__control__step=self.step, train__control__max_multiplier=self.max_multiplier
+            0,
+            train__control__step=self.step,
+            train__control__max_multiplier=self.max_multiplier,
+            train__control__max_refills=self.max_refills,
         )
 
 
@@ -69,17 +74,24 @@ class Method(follow.Method):
         self.settings, self.plan = settings, plan
         self.sizes = np.array(sorted(settings.group_sizes), dtype=np.int64)
         self.state = State(np.ones(len(self.sizes)), np.ones(len(self.sizes)), np.zeros(0))
+        self.asks_again = settings.max_refills > 0
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
-        """Return the plan's next visits, their groups cut to the size chosen for the step; None
-        once they are sampled, or at the plan's end."""
+        """Return the plan's next visits, their groups cut to the size chosen for the step, then up
+        to `max_refills` further ones of the phase while mixed groups are missing; None after them,
+        or at the plan's end."""
         plan, state = self.plan, self.state
-        first = plan.start(state.position, so_far.done)
-        if so_far.num_requests or first is None:
+        first, last = plan.start(state.position, so_far.done), state.position - 1
+        if first is None or so_far.num_requests > self.settings.max_refills:
             return None
         room = so_far.room(plan.batch)
+        if so_far.rollouts is not None:
+            room -= mixed_size(plan, so_far.rollouts)
+            if room <= 0 or plan.phases_V[first] != plan.phases_V[last]:
+                return None
         visits = plan.window(first, room)
-        state.last_size = self.choose_size(rng, int(plan.group_sizes_V[visits].max()))
+        if so_far.rollouts is None:
+            state.last_size = self.choose_size(rng, int(plan.group_sizes_V[visits].max()))
         sizes = np.minimum(plan.group_sizes_V[visits], state.last_size)
         num = plan.num_visits(sizes, room)
         state.position = first + num
