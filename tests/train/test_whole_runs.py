@@ -18,7 +18,7 @@ SIZES = [4, 3, 4, 2, 2, 4]
 
 def changes_of(name: str) -> dict[str, Any]:
     """Return the recipe's changes of the section `train`, with a batch for the small world, and
-    with a pass@k that its groups of four reach."""
+    with a pass@k and pilots that its groups of four reach."""
     changes = dict(PROJECT["recipes"][name]["train"])
     if "batch" in changes:
         changes["batch"] = {**changes["batch"], "size": 12}
@@ -26,6 +26,8 @@ def changes_of(name: str) -> dict[str, Any]:
         changes["generate"] = {**changes["generate"], "cache_megabytes": 0.5}
     if "k" in changes.get("advantage", {}):
         changes["advantage"] = {**changes["advantage"], "k": 2}
+    if changes.get("control", {}).get("pilots"):
+        changes["control"] = {**changes["control"], "pilots": 2}
     return changes
 
 
