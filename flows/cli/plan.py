@@ -1,5 +1,5 @@
 """winnow plan: which stages would run and why, what they would cost, and what fits into the budget.
-It runs and writes nothing, also with --set.
+It runs and writes nothing, also with --set; only --look samples a few prompts into the store.
 
 The reasons are DVC's, with the current code. A stage after one that would run may turn out to be up
 to date. The costs are intervals; the source of the rates is below the table."""

@@ -75,6 +75,12 @@ class World:
         used, prompt = (self.sampling_gpus, self.training_gpus), self.prompt.middle
         return rates(self.values, self.layout, self.architecture, prompt, self.gpu, used)
 
+    @property
+    def is_as_set(self) -> bool:
+        """Whether the profile was made with the settings of these values."""
+        noted = read_note(self.layout.profile / "summary.json").get("settings")
+        return bool(noted == self.values["profile"])
+
     def fixed(self, per_layer: float) -> float:
         """Return the FLOPs that the fixed time of all layers counts as."""
         return 0.0 if self.gpu else per_layer * self.architecture.num_layers
@@ -154,10 +160,9 @@ def cost(world: World, stage: Coordinates) -> Cost:
 def profiled_share(world: World) -> Range:
     """Return the share of `profile.num_samples` that the mean prompt gets under `profile.stop`."""
     settings = section(world.values, "profile", ProfileSettings)
+    if world.profile is not None and world.is_as_set:
+        return exactly(float(world.profile["num_samples"].mean()) / settings.num_samples)  # type: ignore[arg-type]
     least = settings.stages[0] / settings.num_samples
-    if world.profile is not None and settings.stop is not None:
-        mean = world.profile["num_samples"].mean()
-        return exactly(max(float(mean) / settings.num_samples, least))  # type: ignore[arg-type]
     return Range(least, (least + 1.0) / 2.0, 1.0)
 
 
@@ -259,9 +264,8 @@ def of_profile(world: World, account: str) -> Range:
     """Return the cost of the profile in a budget's account: exact if a profile with the requested
     prompts and samples exists, otherwise an estimate."""
     prompts, num_samples = world.prompts["train"], world.values["profile"]["num_samples"]
-    noted = read_note(world.layout.profile / "summary.json").get("settings")
     num_profiled = 0 if world.profile is None else len(world.profile)
-    if num_profiled == round(prompts.middle) and noted == world.values["profile"]:
+    if num_profiled == round(prompts.middle) and world.is_as_set:
         with suppress(ArtifactError):
             return exactly(budget.profile_cost(world.layout, account, world.architecture))
     lengths = zip(world.prompt, world.completion, strict=True)

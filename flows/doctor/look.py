@@ -12,14 +12,17 @@ from tabulate import tabulate
 
 from flows.doctor.forecast import known_values
 from tasks.allocate import budget
-from tasks.allocate.first_look import Estimate, finite, look_at, share_of
-from tasks.allocate.planning import EmptyPlanError
+from tasks.allocate.first_look import NUM_DRAWS, Estimate, finite, look_at, share_of
+from tasks.allocate.planning import EmptyPlanError, load_strategy
 from tasks.common import recipes
 from tasks.common.artifacts import PROMPTS
+from tasks.common.checksums import read_note
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError, section, sections
+from tasks.common.statistics import bootstrap_interval
 from tasks.grading.settings import Verify
 from tasks.models.policy import read_policy
+from tasks.profile.profile import summarize
 from tasks.profile.run import sample
 from tasks.profile.settings import ProfileSettings
 from tasks.store.fixed_policy import SamplerSettings, StoredRollouts
@@ -30,10 +33,10 @@ Values = Mapping[str, Any]
 def look(values: Values, layout: Layout, num: int) -> str:
     """Sample `num` random training prompts as `profile` would, and return what follows. Raise
     ParamsError if the prompts or the policy are not made yet."""
-    path = layout.prompts("train")
-    if not path.exists() or not layout.policy_card.exists():
+    path, source = layout.prompts("train"), values["policy"]["source"]
+    if not path.exists() or read_note(layout.policy_card).get("source") != source:
         raise ParamsError(
-            f"--look needs the prompts and the policy, and {layout.root} lacks them: "
+            f"--look needs the prompts and the policy {source}, and {layout.root} lacks them: "
             "`winnow run --until ingest policy` makes them"
         )
     prompts = PROMPTS.read(path)
@@ -58,24 +61,25 @@ def sampled(values: Values, layout: Layout, prompts: pl.DataFrame) -> tuple[pl.D
 
 def about(profile: pl.DataFrame, population: int, seconds: float) -> Iterator[str]:
     """Yield the shares of the prompts that were looked at, and the cost of the whole profile."""
-    num, times = len(profile), population / len(profile)
-    samples, successes = profile["num_samples"].to_numpy(), profile["correct"].to_numpy()
-    graded = samples - profile["error"].to_numpy()
-    rates = profile["pass_rate_unbiased"].drop_nulls().to_numpy()
-    half = 1.96 * rates.std() / np.sqrt(len(rates)) * finite(num, population) * np.array([-1, 1])
-    low, high = np.clip(rates.mean() + half, 0.0, 1.0)
-    counts = (int((successes == end).sum()) for end in (0, graded))
-    never, always = (percent(share_of(count, num, population)) for count in counts)
+    times, summary = population / len(profile), summarize(profile)
+    num, samples = len(profile) - summary["num_ungraded"], profile["num_samples"].to_numpy()
+    mean, rates = summary["pass_rate_mean"], profile["pass_rate_unbiased"].drop_nulls().to_numpy()
+    bounds = np.array(bootstrap_interval(rates, NUM_DRAWS, np.random.default_rng(0)))
+    low, high = mean + (bounds - mean) * finite(num, population)
+    never, always = (
+        percent(share_of(summary[name], num, population))
+        for name in ("never_solved", "always_solved")
+    )
     tokens = samples @ profile["prompt_tokens"].to_numpy() + profile["completion_tokens"].sum()
     yield (
         f"{num} of {population:,} training prompts, {samples.mean():.3g} samples each: never "
-        f"solved {never}, always {always}; mean pass rate {rates.mean():.2f} "
+        f"solved {never}, always {always}; mean pass rate {mean:.2f} "
         f"({low:.2f} to {high:.2f})"
     )
     yield (
         f"the profile of all prompts: about {samples.sum() * times:,.0f} rollouts, "
-        f"{tokens * times:,.0f} tokens and {seconds * times:,.0f} s at the speed of these; these "
-        "samples are part of it"
+        f"{tokens * times:,.0f} tokens and {seconds * times:,.0f} s at the speed of these; the "
+        "store keeps these samples"
     )
 
 
@@ -87,10 +91,13 @@ def percent(estimate: Estimate) -> str:
 def paying(values: Values, layout: Layout, profile: pl.DataFrame, population: int) -> Iterator[str]:
     """Yield a table of the passes from which each recipe's profile pays, and a sentence each."""
     world = known_values(values, layout)
-    ratio = world.rates.rollouts.middle / world.rates.updates.middle if world else 1.0
+    ratio = world.rates.rollouts.middle / world.rates.updates.middle if world else None
     rows, sentences = list[list[str]](), list[str]()
     for name in values["experiment"]["recipes"]:
-        if not budget.is_profile_charged(recipes.recipe(values, name)):
+        recipe = recipes.recipe(values, name)
+        if not load_strategy(recipe["allocate"])[0].reads_profile:
+            if budget.is_profile_charged(recipe):
+                sentences.append(f"{name}: its slots read the profile, and its plan does not")
             continue
         try:
             compared = budget.compared_plan(values, profile, name)

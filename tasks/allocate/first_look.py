@@ -75,10 +75,11 @@ def pass_of(visits: Visits, compared: Compared) -> Pass:
 
 
 def look_at(
-    compared: Compared, population: int, update_ratio: float
+    compared: Compared, population: int, update_ratio: float | None
 ) -> dict[str, tuple[Estimate, Estimate]]:
     """Return by account, for a profile of a random part of `population` prompts, the number of
-    passes from which the whole profile pays, per pass and per rollout of a mixed group."""
+    passes from which the whole profile pays, per pass and per rollout of a mixed group; without
+    `update_ratio` not for seconds."""
     num = len(compared.profile)
     plan, uniform, samples = (
         pass_of(each, compared) for each in (compared.plan, compared.uniform, compared.samples)
@@ -90,8 +91,8 @@ def look_at(
     weights_DP = 1.0 + np.vstack([np.zeros(num), (drawn - 1.0) * finite(num, population)])
     sums = weights_DP @ profiled, plan.summed(weights_DP), uniform.summed(weights_DP)
     found = {}
-    for account in ("charged", "executed", "seconds"):
-        per_pass, per_mixed = passes_to_pay(account, *sums, update_ratio)
+    for account in ("charged", "executed", "seconds")[: 2 if update_ratio is None else 3]:
+        per_pass, per_mixed = passes_to_pay(account, *sums, update_ratio or 1.0)
         found[account] = estimate(per_pass), estimate(per_mixed)
     return found
 

@@ -33,7 +33,7 @@ from tasks.report.settings import ReportSettings
 from tasks.store.settings import StoreSettings
 from tasks.train.external.trl_arguments import arguments_of
 from tasks.train.loading import settings_of
-from tasks.train.needs import profile_readers
+from tasks.train.needs import declared
 from tasks.train.settings import (
     SLOTS,
     CheckpointSettings,
@@ -154,10 +154,11 @@ def check_trainer(train: TrainSettings, values: Values) -> None:
 def check_profile(train: TrainSettings, values: Values) -> None:
     """Raise ParamsError for a slot that reads whole groups of the profile's samples, if their size
     depends on their outcomes."""
+    chosen = {name: getattr(train, name) for name in SLOTS}
     readers = [
-        f"train.{name} {getattr(train, name)['method']}"
-        for name in profile_readers(train)
-        if name in SLOTS
+        f"train.{name} {spec['method']}"
+        for name, spec in chosen.items()
+        if declared(name, spec, "reads_groups")
     ]
     if readers and section(values, "profile", ProfileSettings).stop is not None:
         raise ParamsError(

@@ -125,7 +125,7 @@ def graded_rollouts(
             graded = GradedRollouts(source, grader, buffers, greedy)
             is_open = True
             while is_open:
-                bar.total = source.num_requested
+                bar.total = grader.grader.total = source.num_requested
                 for part in source.parts(graded.judge):
                     graded.add(part)
                 graded.keep_verdicts(0)

@@ -40,7 +40,9 @@ def profile_prompts(rollouts: pl.DataFrame, stopping: Stopping | None = None) ->
     rates = profile.select(pl.when(graded > 0).then(pl.col("correct") / graded)).to_series()
     profile = profile.with_columns(
         pass_rate=rates,
-        pass_rate_unbiased=unbiased_rates(rollouts, stopping) if stopping else rates,
+        pass_rate_unbiased=unbiased_rates(rollouts, stopping)
+        if stopping and stopping.rules
+        else rates,
         pass_rate_low=pl.Series(low).fill_nan(None),
         pass_rate_high=pl.Series(high).fill_nan(None),
     )

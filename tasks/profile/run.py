@@ -109,11 +109,8 @@ def next_stage(stopping: Stopping, stored: StoredRollouts, graded: GradedRollout
     is_open = stopping.end_stage((passed_PN == 1).sum(axis=1), (passed_PN >= 0).sum(axis=1))
     if is_open:
         stored.narrow(stopping.is_open_P, stopping.samples)
-        logger.info(
-            "%d prompts are still open after %d samples",
-            stopping.is_open_P.sum(),
-            stopping.samples.start,
-        )
+        num, start = stopping.is_open_P.sum(), stopping.samples.start
+        logger.info("prompts still open after %d samples: %d", start, num)
     return is_open
 
 

@@ -62,7 +62,7 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
         "prompt_id",
         "correct",
         (pl.col("num_samples") - pl.col("error")).alias("trials"),
-        pl.col("pass_rate_unbiased").alias("profiled"),
+        pl.col("pass_rate").alias("profiled"),
         bins(profile).alias("bin"),
     )
     prior = fit_beta(counted["correct"], counted["trials"])

@@ -157,7 +157,9 @@ class StoredRollouts:
             missing = view.missing(view.keys)
             if len(missing):
                 damaged = len(view.store.damaged)  # set aside by this stage, not long ago
-                why = explain(self.last, self.request, view.prompts(), missing, damaged)
+                why = "further samples of open prompts"
+                if not self.is_used.any():
+                    why = explain(self.last, self.request, view.prompts(), missing, damaged)
                 logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.keys), why)
                 logs = self.layout.engine_logs(self.cell)
                 done = fill_store(view, missing, self.sampler, on_sampled, logs)

@@ -149,7 +149,8 @@ def check_control(settings: TrainSettings, problems: Problems) -> None:
             f"train.control {name} chooses groups of a step for stored rollouts, and "
             "train.over_provision moves groups to the next step: set over_provision to 1.0"
         )
-    if control.asks_again and settings.over_provision > 1.0:
+    asks_again = control.asks_again or settings.control.get("max_refills", 0) > 0
+    if asks_again and settings.over_provision > 1.0:
         problems.add(
             f"train.control {name} may request more after a step's rollouts, but with "
             "train.over_provision the next step is requested before: set over_provision to 1.0"

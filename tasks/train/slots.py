@@ -14,7 +14,9 @@ A method is one file in its slot's folder under `methods/`, with
   settings with the share of such groups, and with the number of rollouts scored for each;
 - `reads_profile = True`, if it reads the profile's rollouts: `Method` then gets a Profile as its
   last argument. `allocate` writes those rollouts, and profiling is charged to the recipe. A shape
-  cannot read it.
+  cannot read it;
+- `reads_groups = True` as well, if their number must not depend on their outcomes, as it does with
+  `profile.stop`.
 
 The mutable state of a method is in `Method.state`, a dataclass of numbers, arrays and tables, None
 for a method without state. A checkpoint contains nothing else of a method. Random generators are

@@ -152,6 +152,19 @@ def test_open_prompts_by_hand() -> None:
     assert not stopping.end_stage(np.array([1, 0, 3]), np.array([2, 8, 4]))
 
 
+def test_a_prompt_without_a_grade_stays_open() -> None:
+    stopping = Stopping(ProfileSettings(8, Stop("posterior")), 62)
+    correct, graded = np.array([2] * 60 + [1, 0]), np.array([2] * 61 + [0])
+    assert stopping.end_stage(correct, graded)
+    assert stopping.is_open_P[-1]
+
+
+def test_equal_counts_of_few_prompts_are_not_certain() -> None:
+    for num, is_open in ((1, True), (4, True), (1000, False)):
+        stopping = Stopping(ProfileSettings(8, Stop("posterior")), num)
+        assert stopping.end_stage(np.zeros(num, np.int64), np.full(num, 2)) == is_open
+
+
 def test_errors_are_no_samples() -> None:
     """The second prompt has an error in its first stage: one failure alone is not mixed."""
     outcomes = {"a": ["correct", "wrong"], "b": ["error", "wrong", "correct", "error"]}
@@ -257,8 +270,8 @@ def test_methods_that_read_whole_groups_refuse_it() -> None:
     for recipe, slot in (("a_star_po", "advantage a_star"), ("profile_replay", "replay profile")):
         with pytest.raises(ParamsError, match=f"profile.stop is set, but train.{slot} needs"):
             complete({**values, "experiment": {"recipes": [recipe], "seeds": [0]}})
-    cells = [complete({**values, "experiment": {"recipes": ["sgpo", "grpo"], "seeds": [0]}})]
-    assert cells[0]["profile"]["stop"]["rule"] == "mixed"
+    others = {"recipes": ["sgpo", "grpo", "drift"], "seeds": [0]}  # which read counts at most
+    assert complete({**values, "experiment": others})["profile"]["stop"]["rule"] == "mixed"
 
 
 def test_stages_follow_from_the_rule() -> None:

@@ -59,6 +59,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"over_provision": 1.5}, "set train.max_staleness to 1 or more"),
     ({**SURPLUS, **of("generate", "micro_groups")}, "micro_groups, which cannot stop"),
     ({**SURPLUS, **of("control", "dapo")}, "may request more after a step's"),
+    ({**SURPLUS, **of("control", "sagc", max_refills=1)}, "may request more after a step's"),
     ({**SURPLUS, **of("control", "dars")}, "may request more after a step's"),
     ({**IN_FLIGHT, "max_staleness": 0}, "max_staleness 0 it never samples during an update"),
     ({**IN_FLIGHT, **SURPLUS}, "1 beside over_provision it never .* to 2 or more"),

@@ -264,12 +264,25 @@ def test_a_budget_below_the_cost_of_a_profile_is_refused(values, layout) -> None
 def test_the_cost_of_an_existing_profile_is_exact(values, layout) -> None:
     write_profile(layout)
     values["ingest"]["splits"]["train"], values["profile"]["num_samples"] = 1, 4
+    write_checked(layout.profile / "summary.json", {"settings": values["profile"]})
     sample = {**ROLLOUTS.example, "prompt_tokens": 20, "completion_tokens": 40}
     ROLLOUTS.write(layout.profile / "rollouts.parquet", ROLLOUTS.frame([sample] * 4))
     values["experiment"]["budget"] = {"account": "tokens", "amount": 240.0}
     assert "240 of it" in refusals(values, layout, ["sgpo"])[0]
     values["profile"]["num_samples"] = 3  # the profile will be another one
     assert refusals(values, layout, ["sgpo"]) == []
+
+
+def test_a_profile_that_stops_costs_from_its_first_stage_on(values, layout) -> None:
+    whole = cost(values, layout, "profile", None, None)
+    values["profile"] = {**values["profile"], "stop": {"rule": "mixed"}}
+    stopped = cost(values, layout, "profile", None, None)
+    assert stopped.tokens.low == pytest.approx(whole.tokens.low / 4)  # 2 of 8 samples
+    assert stopped.tokens.high == whole.tokens.high
+    write_profile(layout)  # with 4 samples, but with other settings
+    assert cost(values, layout, "profile", None, None).tokens.high > 4000
+    write_checked(layout.profile / "summary.json", {"settings": values["profile"]})
+    assert cost(values, layout, "profile", None, None).tokens.middle == pytest.approx(10 * 4 * 50)
 
 
 def test_the_doctor_refuses_the_same_budgets_as_allocate(layout, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tasks.train.data.rollouts import Rollouts
 from tasks.train.slots import Advantage
 
 reads_profile = True
+reads_groups = True
 
 
 @settings

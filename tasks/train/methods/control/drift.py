@@ -6,8 +6,8 @@ profile. A visit with k of n correct changes it to a <- discount a + (1 - discou
 likewise with n - k, so that older outcomes count less as the policy changes. A step draws a rate of
 each of `candidates` times as many prompts as it needs, and takes those nearest to `target`, except
 for a share `explore` that is taken at random: selection near one half starves both ends. Rollouts
-with an error are no failures. A prompt that is not visited keeps its counts. Left out: a condition
-of the recipe over whole batches, which for single rollouts would set all counts to 8."""
+with an error are no failures. A prompt that is not visited keeps its counts. Left out: a line of
+the recipe that, with one rollout a prompt, sets the counts of the whole batch to 8."""
 
 from dataclasses import dataclass
 
@@ -64,7 +64,8 @@ class Method(PoolControl):
         drawn = pool.take(rng.permutation(len(pool.prompt_rows)), wanted)
         rows = pool.prompt_rows[drawn]
         distance = np.abs(rng.beta(state.correct[rows], state.wrong[rows]) - self.settings.target)
-        distance[rng.random(len(rows)) < self.settings.explore / self.settings.candidates] = -1.0
+        explored = self.settings.explore * len(pool.take(drawn, room)) / len(rows)
+        distance[rng.random(len(rows)) < explored] = -1.0
         return pool.take(drawn[np.argsort(distance, kind="stable")], room)
 
     def observe(self, rollouts: Rollouts) -> None:

@@ -6,8 +6,8 @@ the summed probability of at least one success among a group's extra rollouts. A
 n, with a uniform prior, it is h(m) = 1 - prod_{j<m} (n - s + 1 + j) / (n + 2 + j) for m extra ones.
 h is concave, so the greedy choice is optimal. `utility: mixed` maximises the probability of a mixed
 group instead, pilots included: a solved prompt, which takes the first rollouts with `hit`, gets
-some only for a failure, and a mixed group only what no other needs. The authors' number of pilots
-is not known. Use with `select: mixed`."""
+some only for a failure, and a mixed group only if no other group gains. The authors' number of
+pilots is not known. Use with `select: mixed`."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -92,16 +92,16 @@ def extension(method: follow.Method, rollouts: Rollouts, more_Q: Ints) -> GroupR
 
 def shared(room: int, sizes_Q: Ints, largest: int, gain: Callable[[int, int], float]) -> Ints:
     """Return how many of `room` rollouts each group gets: each goes to the group where its `gain`
-    is largest, the first of equal ones, unless the group has `largest`. Optimal if no gain rises
+    is largest, the smallest of equal ones, unless the group has `largest`. Optimal if no gain rises
     with the number of rollouts."""
-    more_Q = np.zeros(len(sizes_Q), dtype=np.int64)
-    heap = [(-gain(q, 0), q) for q in np.flatnonzero(sizes_Q < largest).tolist()]
+    more_Q, sizes = np.zeros(len(sizes_Q), dtype=np.int64), sizes_Q.tolist()
+    heap = [(-gain(q, 0), size, q) for q, size in enumerate(sizes) if size < largest]
     heapq.heapify(heap)
     for _ in range(room):
         if not heap:
             break
-        _, q = heapq.heappop(heap)
+        _, size, q = heapq.heappop(heap)
         more_Q[q] += 1
-        if sizes_Q[q] + more_Q[q] < largest:
-            heapq.heappush(heap, (-gain(q, int(more_Q[q])), q))
+        if size + 1 < largest:
+            heapq.heappush(heap, (-gain(q, int(more_Q[q])), size + 1, q))
     return more_Q

@@ -3,9 +3,9 @@
 
 A prompt is drawn with the weight of its pool: `hard` up to `hard_below`, `easy` above `easy_above`,
 1 between them and for a prompt that was never sampled. A prompt whose last group has a mean above
-`retire_above` is not drawn again. If all are retired, all are drawn. With weights of 1 and without
-retirement all prompts are equally likely. The plan gives the pool, the group sizes and the budget,
-not the order."""
+`retire_above` retires: it is drawn again only if the others do not fill a batch. With weights of 1
+and without retirement all prompts are equally likely. The plan gives the pool, the group sizes and
+the budget, not the order."""
 
 from dataclasses import dataclass
 
@@ -54,19 +54,15 @@ class Method(PoolControl):
 
     def choose(self, room: int, rng: np.random.Generator) -> Ints:
         # the largest sums of log-weight and Gumbel noise are a draw without replacement
-        weights = self.weights(self.pool.prompt_rows)
-        with np.errstate(divide="ignore"):
-            keys = np.log(weights) + rng.gumbel(size=len(weights))
-        order = np.argsort(-keys, kind="stable")
-        return self.pool.take(order[: np.count_nonzero(weights)], room)
+        rows = self.pool.prompt_rows
+        keys = np.log(self.weights(rows)) + rng.gumbel(size=len(rows))
+        return self.pool.take(np.lexsort((-keys, self.state.retired[rows])), room)
 
     def weights(self, rows: Ints) -> Floats:
-        """Return the weight of each of these prompts; 0 for a retired one."""
+        """Return the weight of each of these prompts."""
         settings, last = self.settings, self.state.last[rows]
         weight = np.where((last >= 0) & (last <= settings.hard_below), settings.hard, 1.0)
-        weight = np.where(last > settings.easy_above, settings.easy, weight)
-        retired = self.state.retired[rows]
-        return weight if retired.all() else np.where(retired, 0.0, weight)
+        return np.where(last > settings.easy_above, settings.easy, weight)
 
     def observe(self, rollouts: Rollouts) -> None:
         size_Q, correct_Q = rollouts.graded_Q()

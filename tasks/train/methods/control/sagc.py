@@ -86,6 +86,7 @@ class Method(follow.Method):
             return None
         room = so_far.room(plan.batch)
         if so_far.rollouts is not None:
+            room = min(plan.batch.size - so_far.replayed, room)
             room -= mixed_size(plan, so_far.rollouts)
             if room <= 0 or plan.phases_V[first] != plan.phases_V[last]:
                 return None

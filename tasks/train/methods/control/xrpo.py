@@ -1,13 +1,14 @@
 """`xrpo`: share a step's rollouts by how much they narrow the estimates of the groups' rewards
 (XRPO, arXiv 2510.06672, section on hierarchical rollout planning).
 
-Each visit of the plan gets `pilots` rollouts. The rest of the step's rollouts is shared in `phases`
-- 1 rounds, each to the group with the largest h(n) - h(n + 1) + bonus sqrt(ln(1 + T) / n). Here n
-is the group's number of rollouts, T the step's before the round, and h(n) the half width t s /
-sqrt(n) of the confidence interval of the mean reward, with the deviation s (n - 1 in its divisor)
-of the rollouts so far and Student's t with n - 1 degrees of freedom. A group of equal rewards gets
-rollouts by the bonus alone. With a bonus of 1 it would outweigh all gains. The paper's sharper
-advantages for novel answers are a shape of their own. Use with `select: mixed`."""
+Each visit of the plan gets `pilots` rollouts. The rest of the step's rollouts is shared in
+`phases` minus one rounds, each rollout to the group with the largest h(n) - h(n + 1) + bonus
+sqrt(ln(1 + T) / n). Here n is the group's number of rollouts, T the step's before the round, and
+h(n) the half width t s / sqrt(n) of the confidence interval of the mean reward, with the deviation
+s (n - 1 in its divisor) of the rollouts so far and Student's t with n - 1 degrees of freedom. A
+group of equal rewards gets rollouts by the bonus alone. With a bonus of 1 it would outweigh all
+gains. The paper's sharper advantages for novel answers are a shape of their own. Use with `select:
+mixed`."""
 
 from collections.abc import Callable
 from math import log1p, sqrt

@@ -21,6 +21,7 @@ from tasks.train.slots import Replay, Score
 logger = logging.getLogger(__name__)
 
 reads_profile = True
+reads_groups = True
 
 
 @settings
