@@ -158,7 +158,7 @@ class StoredRollouts:
             if len(missing):
                 damaged = len(view.store.damaged)  # set aside by this stage, not long ago
                 why = "further samples of open prompts"
-                if not self.is_used.any():
+                if not self.num_before:
                     why = explain(self.last, self.request, view.prompts(), missing, damaged)
                 logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.keys), why)
                 logs = self.layout.engine_logs(self.cell)
