@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     write_text(FILE, changed)
     print("params.yaml is written: git diff params.yaml")
     os.chdir(commands.ROOT)  # paths in params.yaml are relative to it
-    return doctor.run(argparse.Namespace(data=MAIN, price=None))
+    return doctor.run(argparse.Namespace(data=MAIN, price=None, look=None))
 
 
 def answers(options: argparse.Namespace) -> dict[str, Any]:
