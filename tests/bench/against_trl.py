@@ -213,6 +213,8 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="a policy of 24 million parameters")
     parser.add_argument("--data", type=Path, help="a data root with a policy and prompts")
     options = parser.parse_args()
+    if options.steps <= options.warmup:
+        parser.error("--steps must exceed --warmup: the steps after the warm-up are timed")
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
     shares = () if options.large or options.data else (0.125, 0.25, 0.5, 1.0)
