@@ -28,8 +28,12 @@ SMALL = {
     "store_scale": "--rollouts 2000 --repeats 1",
 }
 # run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
-# `make lint`, by tests/test_chain.py, and in parts by tests/profile/test_rescoring.py
-ELSEWHERE = {"agreement", "contamination", "measures", "profile_scale", "stage_start", "rescoring"}
+# `make lint`, by tests/test_chain.py, and in parts by tests/profile/test_rescoring.py and by
+# tests/train/test_beliefs.py
+ELSEWHERE = {
+    *("agreement", "beliefs", "contamination", "measures", "profile_scale", "stage_start"),
+    "rescoring",
+}
 NEEDS = {
     "engine_throughput": [pytest.mark.vllm],
     "grading": [pytest.mark.sandbox],
