@@ -34,6 +34,7 @@ import polars as pl
 
 from tasks.engines.engine import Engine, OnEnded, Request, Samples
 from tasks.train.data.columns import Bools, Floats, Ints
+from tasks.train.data.noise import GradientNoise
 from tasks.train.data.prompts import GroupRequest
 from tasks.train.data.rollouts import Features, Observed, Rollouts, StepTotals
 from tasks.train.data.tokens import Gains, Normalize, Tokens, average
@@ -72,6 +73,7 @@ class Control(Protocol):
     state: Any
     asks_again: bool = False  # a step's rollouts decide whether the step needs more
     needs_stored: bool = False  # stored rollouts join some groups (`GroupRequest.joined`)
+    reads_noise: bool = False  # the noise of each update's gradient is measured
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """Return the next groups of the step, or more rollouts for its groups. This is called
@@ -81,6 +83,13 @@ class Control(Protocol):
 
     def observe(self, rollouts: Rollouts) -> None:
         """Update the state with the step's fresh rollouts."""
+
+    def observe_noise(self, noise: GradientNoise) -> None:
+        """Update the state with the noise of an update's gradient."""
+
+    def rate_factor(self, num_groups: int) -> float:
+        """Return the factor of the learning rate of a step on `num_groups` groups."""
+        return 1.0
 
     def progress(self) -> float:
         """Return the share of the run that is done, for the learning rate."""

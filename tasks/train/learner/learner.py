@@ -28,6 +28,7 @@ from tasks.models.sharding import local, shard
 from tasks.models.transfer import to_device
 from tasks.models.weights import NamedWeights, is_sharded, load_weights, whole
 from tasks.train.data.columns import Bools, Floats, Ints
+from tasks.train.data.noise import GradientNoise
 from tasks.train.data.rollouts import Features, Observed, Rollouts, StepTotals
 from tasks.train.learner.balance import rank_of
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
@@ -165,10 +166,17 @@ class Learner:
         return rollouts.kept_B & rollouts.has_advantage_B()
 
     def compute_gradient(
-        self, rollouts: Rollouts, loss: Loss, *, cuts_rows: bool = False, drops_cut: bool = False
+        self,
+        rollouts: Rollouts,
+        loss: Loss,
+        *,
+        cuts_rows: bool = False,
+        drops_cut: bool = False,
+        with_noise: bool = False,
     ) -> UpdateStats:
         """Write the gradient of the loss of these rollouts into the parameters, summed over ranks
-        and clipped. Return sums over their tokens, and the gradient's norm.
+        and clipped. Return sums over their tokens, the gradient's norm and, `with_noise`, its noise
+        (if two groups have a gradient; then there are two micro-batches or more).
 
         Rollouts without a gradient are not computed, but count in the loss's denominators; with
         `cuts_rows` the same is true of tokens after a rollout's last nonzero advantage. `drops_cut`
@@ -178,7 +186,14 @@ class Learner:
         kept = self.sums(rollouts, rollouts.kept_B)
         rollouts = rollouts.without_tails() if cuts_rows else rollouts
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
-        batches = self.micro_batches(rollouts, rows)
+        if with_noise and self.ranks.size > 1:
+            raise ParamsError(
+                "train.control noise_scale measures gradients in one process, and engine."
+                f"num_processes is {self.ranks.size}: set it to 1, or use the control plan"
+            )
+        in_half = with_noise & (np.unique(rollouts.group_B[rows], return_inverse=True)[1] % 2 == 1)
+        halves = [self.micro_batches(rollouts, rows[part]) for part in (in_half, ~in_half)]
+        batches = [*halves[0], *halves[1]]
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
         self.optimizer.zero_grad(set_to_none=True)
@@ -188,7 +203,8 @@ class Learner:
             self.model.train()
         with self.autocast():
             stats = accumulate_gradients(
-                self.model, batches, rollouts, objective, totals, architecture, kept
+                *(self.model, batches, rollouts, objective, totals, architecture),
+                *(kept, len(halves[0])),
             )
             for filler in fillers:
                 nothing = accumulate_nothing(self.model, filler, rollouts, objective, architecture)
@@ -200,8 +216,20 @@ class Learner:
             self.ranks.all_reduce_gradients(self.model)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         stats.norms = [float(whole(norm))]
+        stats.noise = [self.noise(rollouts, loss, stats)] if stats.halves else []
         stats.num_nonfinite = int(not np.isfinite([*stats.norms, stats.loss]).all())
         return stats
+
+    def noise(self, rollouts: Rollouts, loss: Loss, stats: UpdateStats) -> GradientNoise:
+        """Return the noise of a gradient in all kept groups, from its norm and that of a half. The
+        half has its share of the groups without a gradient."""
+        kept, alive = (
+            len(np.unique(rollouts.group_B[rows_B]))
+            for rows_B in (rollouts.kept_B, self.has_gradient(rollouts, loss))
+        )
+        num, square = stats.halves[0]
+        share = num / alive  # the half's gradient, too, is divided by the totals of all groups
+        return GradientNoise(kept, share * kept, stats.norms[0] ** 2, square / share**2)
 
     def score(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
         """Return the policy's view of `rollouts`, and the executed FLOPs. Each rank computes its

@@ -24,6 +24,7 @@ from tasks.models.packing import forward, forward_after, forward_rows, head_logi
 from tasks.models.sharding import call
 from tasks.models.transfer import index_of, to_device, to_host
 from tasks.train.data.columns import Bools, Floats
+from tasks.train.data.noise import GradientNoise
 from tasks.train.data.rollouts import Rollouts, StepTotals
 from tasks.train.data.tokens import Tokens, average
 from tasks.train.learner.correction import corrected_tokens
@@ -56,7 +57,9 @@ class UpdateStats:
     backward (and of the reference's forward). `log_ratios` are between trainer and sampler, for
     fresh rollouts of the current policy. `log_weights` are the logs of all rollouts' importance
     weights, not capped. `norms` (before clipping) and `rate_factors` (of the learning rate) have an
-    entry per optimizer step. `num_nonfinite` counts updates with a non-finite loss or gradient."""
+    entry per optimizer step. `num_nonfinite` counts updates with a non-finite loss or gradient.
+    `halves` has the number of groups and the squared norm of a part of the gradient, and `noise` an
+    entry per optimizer step, if they were measured."""
 
     loss: float = 0.0
     num_tokens: int = 0
@@ -75,6 +78,8 @@ class UpdateStats:
     norms: list[float] = field(default_factory=list)
     rate_factors: list[float] = field(default_factory=list)
     num_nonfinite: int = 0
+    halves: list[tuple[int, float]] = field(default_factory=list)
+    noise: list[GradientNoise] = field(default_factory=list)
 
     @property
     def active_share(self) -> float:
@@ -99,14 +104,19 @@ def accumulate_gradients(
     totals: StepTotals,
     architecture: Architecture,
     kept: StepTotals | None = None,
+    num_first: int = 0,
 ) -> UpdateStats:
     """Add the gradient of the whole step's objective to the parameters. Rollouts without old
     log-probabilities use the policy's own. The loss is divided by `totals`; the KL term and entropy
-    bonus, sums over the kept rollouts, are divided by their totals `kept` (None: all are kept)."""
+    bonus, sums over the kept rollouts, are divided by their totals `kept` (None: all are kept). The
+    gradient of the first `num_first` micro-batches is measured, if there are others."""
     stats, unread = UpdateStats(), list[dict[str, torch.Tensor]]()
     trained_N, is_current_N = rollouts.trained_N(), rollouts.is_current_N(objective.version)
     marked_N = objective.loss.marks(rollouts)
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number == num_first > 0:
+            groups = torch.cat([first.group_B for first in batches[:number]]).unique()
+            stats.halves = [(len(groups), squared_norm(model))]
         reference_N, flops = reference_logprobs(batch, objective, rollouts, architecture)
         stats.reference_flops += flops
 
@@ -149,6 +159,12 @@ def accumulate_gradients(
     if unread:
         read(stats, unread)
     return stats
+
+
+def squared_norm(model: PreTrainedModel) -> float:
+    """Return the squared norm of the gradient so far."""
+    norms = [part.grad.norm() for part in model.parameters() if part.grad is not None]
+    return float(torch.stack(norms).square().sum())
 
 
 def statistics(

@@ -158,7 +158,7 @@ class Trainer:
             # without a mixed group, the gradient would not show a non-finite policy
             self.skip_nonfinite(rollouts, 0)
             return UpdateStats(num_nonfinite=1)
-        updates, loss = self.run.settings.updates, self.slots.loss
+        updates, loss, control = self.run.settings.updates, self.slots.loss, self.slots.control
         done = [UpdateStats()]
         if self.learner.has_gradient(rollouts, loss).any():
             self.weights.free()
@@ -175,7 +175,10 @@ class Trainer:
             if not self.learner.has_gradient(part, loss).any():
                 continue
             stats = self.learner.compute_gradient(
-                part, loss, cuts_rows=self.slots.cuts_rows, drops_cut=self.slots.drops_cut
+                *(part, loss),
+                cuts_rows=self.slots.cuts_rows,
+                drops_cut=self.slots.drops_cut,
+                with_noise=control.reads_noise,
             )
             done.append(stats)
             if stats.num_nonfinite:
@@ -190,6 +193,8 @@ class Trainer:
                 done[-1] = UpdateStats(flops=stats.flops, reference_flops=stats.reference_flops)
                 break
             loss.observe_entropy(stats.entropy / max(stats.num_tokens, 1))
+            for noise in stats.noise:
+                control.observe_noise(noise)
             self.learner.step(rate * stats.rate_factors[0])
         merged = merge_stats(done)
         self.learner.proximal.observe(merged.active_share)
