@@ -45,7 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
         "updates": {"minibatches": 2},
     },
     "gdro": {
-        "shape": [{"method": "truncated"}, {"method": "gdro", "width": 0.3}, {"method": "gdro"}]
+        "control": {"method": "gdro"},
+        "shape": [{"method": "truncated"}, {"method": "gdro", "width": 0.3}, {"method": "gdro"}],
     },
     "kl_cov, coverage": {
         "replay": {"method": "coverage", "capacity": 3, "n": 2},
