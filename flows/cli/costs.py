@@ -10,6 +10,7 @@ from tabulate import tabulate
 from flows.cli import flags
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
+from tasks.common.recipes import recipe as recipe_of
 
 COUNTS = ("rollouts", "steps", "passes", "FLOPs", "validation")
 UNITS = {"d": 24.0, "h": 1.0, "min": 1 / 60, "s": 1 / 3600}  # in hours
@@ -66,18 +67,22 @@ def bought(
                 "FLOPs, more than all else: raise train.validation.every_share, or lower "
                 "train.validation.num_samples or ingest.splits.validation"
             )
+        allocate, passes = recipe_of(values, recipe)["allocate"], fits["passes"].middle
+        size = allocate.get("group_size", 0)
+        if allocate["strategy"] == "uniform" and size <= 8 and passes >= 4:
+            notes.append(
+                f"note: recipe '{recipe}' makes {passes:.0f} passes with groups of {size}: with "
+                "more compute, larger groups usually pay before more passes (IsoCompute, arXiv "
+                f"2603.12151): try allocate.group_size {2 * size}, with {passes / 2:.0f} passes"
+            )
     if price is not None and not any("money" in row for row in rows):
         notes.append("note: there is no GPU here, so --price has no GPU-hours to count")
-    budget = values["experiment"]["budget"]
-    parts = [
-        f"per cell, a budget of {short(budget['amount'])} {budget['account']} buys, expected (at "
-        f"least to at most):\n{table(rows)}"
-        if rows
-        else "",
-        *notes,
-        importlib.import_module("tasks.allocate.budget").resolution(values, layout),
-    ]
-    return "\n".join(filter(None, parts))
+    if rows:
+        amount, account = (values["experiment"]["budget"][name] for name in ("amount", "account"))
+        first = f"per cell, a budget of {short(amount)} {account} buys, expected (at least to at"
+        notes.insert(0, f"{first} most):\n{table(rows)}")
+    notes.append(importlib.import_module("tasks.allocate.budget").resolution(values, layout))
+    return "\n".join(filter(None, notes))
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -96,11 +101,8 @@ def clock(hours: float) -> str:
     """Return a duration in the largest unit of which it has at least one: `2.5 h`."""
     unit, size = next((pair for pair in UNITS.items() if hours >= pair[1]), ("s", 1 / 3600))
     number = hours / size
-    return (
-        f"{number:,.1f}".removesuffix(".0") + f" {unit}"
-        if number < 9.95
-        else f"{number:,.0f} {unit}"
-    )
+    text = f"{number:,.1f}".removesuffix(".0") if number < 9.95 else f"{number:,.0f}"
+    return f"{text} {unit}"
 
 
 def short(number: float) -> str:

@@ -179,6 +179,9 @@ def test_validation_that_costs_more_than_training_is_noted(tmp_path: Path) -> No
     assert "note" not in costs.bought(values, Layout(tmp_path), ["grpo"], None)
     with pytest.raises(ParamsError, match="the profile, which recipe 'sgpo' reads, takes about"):
         costs.bought(values, Layout(tmp_path), ["grpo", "sgpo"], None)
+    values["experiment"]["budget"]["amount"] = 4e12
+    text = costs.bought(values, Layout(tmp_path), ["grpo", "brorl"], None)
+    assert re.findall(r"note: recipe '(\w+)' makes 6 passes with groups of 8", text) == ["grpo"]
 
 
 def test_costs_without_test_prompts_have_no_resolution(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_limits_outside_the_plans_groups_are_refused() -> None:
 
 def test_knapsack_counts_are_as_published() -> None:
     rates = np.array([0.0, 0.125, 0.5, 0.875])
-    counts = knapsack.best_counts(rates, 32, 2, 20)
+    counts = knapsack.Method.best_counts(rates, 32, 2, 20)
     assert counts.tolist() == [2, 19, 7, 4]
     total = sum(knapsack.worth(rates[i : i + 1], counts[i : i + 1])[0, 0] for i in range(4))
     assert total == pytest.approx(0.216835, abs=1e-6)
@@ -180,7 +180,7 @@ def test_knapsack_is_optimal_against_brute_force() -> None:
             for extra in np.ndindex(7, 7, 7)
             if sum(extra) + 3 * 2 == budget
         )
-        counts = knapsack.best_counts(rates, budget, 2, 8)
+        counts = knapsack.Method.best_counts(rates, budget, 2, 8)
         assert counts.sum() == budget
         worth = knapsack.worth(rates, np.arange(2, 9))[np.arange(3), counts - 2].sum()
         assert worth == pytest.approx(best)

@@ -45,7 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
         "updates": {"minibatches": 2},
     },
     "gdro": {
-        "shape": [{"method": "truncated"}, {"method": "gdro", "width": 0.3}, {"method": "gdro"}]
+        "control": {"method": "gdro"},
+        "shape": [{"method": "truncated"}, {"method": "gdro", "width": 0.3}, {"method": "gdro"}],
     },
     "noise_scale": {"control": {"method": "noise_scale", "memory": 0.5}},
     "kl_cov, coverage": {

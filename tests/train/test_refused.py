@@ -176,8 +176,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         )
         for other in ({}, {"divisor": "kept", "advantage_over": "pool"})
     ),
-    (of("shape", "gdro", width=0.0), "width is above 0 and at most 1, and most at least"),
-    (of("shape", "gdro", most=0.5), "width is above 0 and at most 1, and most at least"),
+    *((of(slot, "gdro", width=0.0), f"{slot}.width is 0.0; it") for slot in ("control", "shape")),
+    (of("shape", "gdro", most=0.5), "train.shape.most is 0.5; it must be at least 1"),
     *(
         ({**NAT, **changes}, f"train.shape nat trains on a part.*{reads}")
         for changes, reads in (

@@ -14,6 +14,7 @@ from tasks.train.data.columns import Floats, nested
 from tasks.train.data.rollouts import Observed, Rollouts, StepTotals
 from tasks.train.methods.advantage import grpo, grpo_sample
 from tasks.train.methods.loss import clip
+from tasks.train.methods.rate_bins import bin_of
 from tasks.train.methods.shape import (
     cov_mask,
     cppo,
@@ -350,9 +351,9 @@ def test_gdro_weights_advantages_by_the_bins_of_earlier_steps() -> None:
 
 
 def test_a_prompt_stays_in_its_bin_within_the_hysteresis() -> None:
-    method = gdro_of(width=0.1, hysteresis=0.02)
-    assert [method.bin_of(rate, -1) for rate in (0.0, 0.099, 0.1, 0.3, 0.95, 1.0)] == [
+    settings = gdro.Settings(width=0.1, hysteresis=0.02)
+    assert [bin_of(rate, -1, settings) for rate in (0.0, 0.099, 0.1, 0.3, 0.95, 1.0)] == [
         0, 0, 1, 3, 9, 9
     ]  # fmt: skip
-    assert [method.bin_of(rate, 3) for rate in (0.27, 0.29, 0.35, 0.41, 0.43)] == [2, 3, 3, 3, 4]
+    assert [bin_of(rate, 3, settings) for rate in (0.27, 0.29, 0.35, 0.41, 0.43)] == [2, 3, 3, 3, 4]
     assert len(gdro_of(width=0.3).state.scores) == 4

@@ -242,7 +242,7 @@ def test_control(name: str) -> None:
     assert (progress[0], progress[-1]) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["dots", "dps", "knapsack"])
+@pytest.mark.parametrize("name", ["dots", "dps", "gdro", "knapsack"])
 def test_a_control_describes_the_prompts_of_its_plan(name: str) -> None:
     method = make(control, name, replace(plan_of([(0, 4)] * 2), prompt_rows_V=np.array([8, 9])))
     while step := play(method, np.random.default_rng(0), solved):

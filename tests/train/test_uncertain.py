@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.common.params import ParamsError
 from tasks.train.data.plan import Plan
-from tasks.train.methods.control import drift, hora, pools, screen, xrpo
+from tasks.train.methods.control import drift, gdro, hora, pools, screen, xrpo
 from tasks.train.methods.control.pilots import shared
 from tasks.train.settings import BatchSettings
 from tests.train.steps import after, answer_to, passes_of, requested
@@ -274,3 +276,44 @@ def test_discounted_counts_predict_the_next_epoch_as_published(real_data: Path) 
     found = {name: np.sqrt(np.mean(np.square(values))) for name, values in errors.items()}
     expected = {"profile": 0.219, "last": 0.161, "1": 0.138, "0.8": 0.125, "0.5": 0.136}
     assert found == pytest.approx(expected, abs=0.0011)
+
+
+# --- gdro
+
+
+def test_gdro_counts_are_as_published() -> None:
+    """Groups of 4 on average; a thousand times as many show three digits before rounding."""
+    rates = np.array([0.5, 0.25, 0.125, 0.95])
+    found = gdro.Method.best_counts(rates, 16_000, 1, 12_000) / 1000
+    assert found == pytest.approx([5.399, 4.676, 3.572, 2.353], abs=1.1e-3)
+    assert gdro.Method.best_counts(rates, 16, 2, 12).tolist() == [5, 5, 4, 2]
+    assert gdro.Method.best_counts(np.array([0, 0.5, 1]), 18, 2, 12).tolist() == [3, 12, 3]
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=9), st.data())
+def test_gdro_keeps_the_sum_and_the_bounds(correct: list[int], data: st.DataObject) -> None:
+    num, rates = len(correct), np.array(correct) / 8
+    budget = data.draw(st.integers(2 * num, 12 * num))
+    counts = gdro.Method.best_counts(rates, budget, 2, 12)
+    assert counts.sum() == budget
+    assert set(counts) <= {*range(2, 13)}
+    order = np.argsort(rates * (1 - rates), kind="stable")
+    assert (np.diff(counts[order]) >= -1).all()  # equal ones differ by one at most
+    assert np.ptp(gdro.Method.best_counts(np.full(num, rates[0]), 4 * num, 2, 12)) == 0
+
+
+def test_gdro_redistributes_among_prompts_with_a_bin() -> None:
+    plan = passes_of(5, 8, 2, replace(BATCH, size=40))
+    method, equal = (gdro.Method(gdro.Settings(), plan) for _ in range(2))
+    first = requested(method)
+    assert first.counts.tolist() == [8] * 5
+    method.observe(answer_to(first, outcomes([0, 1, 4, 8, 0], [8] * 5), errors=8))
+    assert method.state.bins.tolist() == [0, 1, 5, 9, -1]  # the last has no graded rollout
+    assert requested(method).counts.tolist() == [4, 12, 12, 4, 8]
+    equal.observe(answer_to(first, outcomes([2] * 5, [8] * 5)))
+    assert requested(equal).counts.tolist() == [8] * 5
+    before = equal.state.rates.copy()
+    equal.observe(answer_to(first, errors=40))
+    assert (equal.state.rates == before).all()
+    equal.state.bins[:2], equal.state.rates[:2] = 9, [0.92, 0.98]  # a bin has the mean rate, 0.95
+    assert equal.rates(np.arange(3)) == pytest.approx([0.95, 0.95, 0.25])

@@ -33,11 +33,8 @@ class Settings:
     profile_weight: float = 1.0  # factor of the profile's counts
 
     def __post_init__(self) -> None:
-        share(
-            train__control__discount=self.discount,
-            train__control__target=self.target,
-            train__control__explore=self.explore,
-        )
+        share(train__control__discount=self.discount, train__control__target=self.target)
+        share(train__control__explore=self.explore)
         above_zero(train__control__prior=self.prior)
         at_least(1, train__control__candidates=self.candidates)
         at_least(0, train__control__profile_weight=self.profile_weight)
@@ -71,10 +68,8 @@ class Method(PoolControl):
     def observe(self, rollouts: Rollouts) -> None:
         size_Q, correct_Q = rollouts.graded_Q()
         visited, group_Q = np.unique(rollouts.prompt_rows_Q[size_Q > 0], return_inverse=True)
-        for counts, new_Q in (
-            (self.state.correct, correct_Q),
-            (self.state.wrong, size_Q - correct_Q),
-        ):
+        pairs = (self.state.correct, correct_Q), (self.state.wrong, size_Q - correct_Q)
+        for counts, new_Q in pairs:
             new = np.bincount(group_Q, new_Q[size_Q > 0], len(visited))
             counts[visited] = discounted(counts[visited], self.settings) + new
 

@@ -112,13 +112,9 @@ class Method(follow.Method):
         easy_Q = (correct_Q == size_Q) & (size_Q > 0)
         dead_Q = easy_Q | ((correct_Q == 0) & (size_Q > 0))
         streaks = self.state.streaks
-        for row, is_dead, is_easy, size in zip(
-            rollouts.prompt_rows_Q, dead_Q, easy_Q, size_Q, strict=True
-        ):
-            if size == 0:
-                continue  # no rollout of the group was graded
-            sign = 1 if is_easy else -1
-            streaks[row] = sign * (max(sign * streaks[row], 0) + 1) if is_dead else 0
+        for group in np.flatnonzero(size_Q):  # those with graded rollouts
+            row, sign = rollouts.prompt_rows_Q[group], 1 if easy_Q[group] else -1
+            streaks[row] = sign * (max(sign * streaks[row], 0) + 1) if dead_Q[group] else 0
         num_graded = int((size_Q > 0).sum())
         if num_graded:
             self.move(int(easy_Q.sum()) / num_graded, int((dead_Q & ~easy_Q).sum()) / num_graded)

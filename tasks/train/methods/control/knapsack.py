@@ -8,6 +8,7 @@ Pass rates come from the prompt's own earlier groups, with older ones discounted
 not sampled yet, or never solved (worth 0 by the formula), keeps the plan's group size."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,14 +43,16 @@ class State:
 
 
 class Method(follow.Method):
-    def __init__(self, settings: Settings, plan: Plan) -> None:
+    """The control `knapsack`, and the base of others with limits `smallest` and `largest`."""
+
+    def __init__(self, settings: Any, plan: Plan) -> None:
         self.settings, self.plan = settings, plan
         least, most = plan.group_sizes_V.min(), plan.group_sizes_V.max()
         if most < settings.smallest or least > settings.largest:
             raise ParamsError(
-                f"train.control knapsack: the plan has groups of {least} to {most}, all outside "
-                f"smallest and largest, {settings.smallest} to {settings.largest}, so that no "
-                "rollout could be moved: change these two, or the group size of allocate"
+                f"train.control: the plan has groups of {least} to {most}, all outside smallest "
+                f"and largest, {settings.smallest} to {settings.largest}, so that no rollout could "
+                "be moved: change these two, or the group size of allocate"
             )
         self.prompt_rows = np.unique(plan.prompt_rows_V)
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
@@ -62,24 +65,45 @@ class Method(follow.Method):
         return replace(request, counts=self.share_out(request.prompt_rows, request.counts))
 
     def share_out(self, prompt_rows: Ints, counts: Ints) -> Ints:
-        """Return `counts`, redistributed by worth among solved prompts if the bounds allow it."""
+        """Return `counts`, redistributed among prompts with a rate if the bounds allow it."""
         smallest, largest = self.settings.smallest, self.settings.largest
-        correct, trials = self.state.correct[prompt_rows], self.state.trials[prompt_rows]
-        known = correct > 0
+        rates = self.rates(prompt_rows)
+        known = ~np.isnan(rates)
         counts, budget = counts.copy(), int(counts[known].sum())
         if known.sum() > 1 and smallest * known.sum() <= budget <= largest * known.sum():
-            pass_rates = correct[known] / trials[known]
-            counts[known] = best_counts(pass_rates, budget, smallest, largest)
+            counts[known] = self.best_counts(rates[known], budget, smallest, largest)
+        return counts
+
+    def rates(self, prompt_rows: Ints) -> Floats:
+        """Return the pass rate of each prompt; NaN for one that keeps the plan's size."""
+        correct, trials = self.state.correct[prompt_rows], self.state.trials[prompt_rows]
+        return np.where(correct > 0, correct / np.maximum(trials, 1.0), np.nan)
+
+    @staticmethod
+    def best_counts(pass_rates: Floats, budget: int, smallest: int, largest: int) -> Ints:
+        """Return the numbers of rollouts per prompt, `budget` in total, that maximise the summed
+        worth; of prompts with equal pass rates, the last get fewer."""
+        sizes = np.arange(smallest, largest + 1)
+        # the best sum of the prompts so far, by rollouts spent; fewer than none are impossible
+        best = np.where(np.arange(largest + budget + 1) == largest, 0.0, -np.inf)
+        before = largest + np.arange(budget + 1)[:, None] - sizes
+        choices = np.zeros((len(pass_rates), budget + 1), dtype=np.int64)
+        for prompt, gains in enumerate(worth(pass_rates, sizes)):
+            totals = best[before] + gains
+            choices[prompt] = sizes[totals.argmax(axis=1)]
+            best[largest:] = totals.max(axis=1)
+        counts = np.zeros(len(pass_rates), dtype=np.int64)
+        for prompt in reversed(range(len(pass_rates))):
+            counts[prompt] = choices[prompt, budget - counts.sum()]
         return counts
 
     def observe(self, rollouts: Rollouts) -> None:
         size_Q, correct_Q = rollouts.graded_Q()
         state, discount = self.state, self.settings.discount
-        for row, correct, size in zip(rollouts.prompt_rows_Q, correct_Q, size_Q, strict=True):
-            if size == 0:
-                continue  # no rollout of the group was graded
-            state.correct[row] = state.correct[row] * discount + correct
-            state.trials[row] = state.trials[row] * discount + size
+        for group in np.flatnonzero(size_Q):  # those with graded rollouts
+            row = rollouts.prompt_rows_Q[group]
+            state.correct[row] = state.correct[row] * discount + correct_Q[group]
+            state.trials[row] = state.trials[row] * discount + size_Q[group]
 
     def describe(self) -> dict[str, float]:
         """Return the share of the plan's prompts that were solved so far."""
@@ -90,26 +114,3 @@ def worth(pass_rate: Floats, num: Ints) -> Floats:
     """Return [prompts, counts] the worth of `num` rollouts of each prompt."""
     p, n = pass_rate[:, None], num[None, :]
     return np.asarray((1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2)
-
-
-def best_counts(pass_rates: Floats, budget: int, smallest: int, largest: int) -> Ints:
-    """Return the numbers of rollouts per prompt, `budget` in total, that maximise the summed worth;
-    of prompts with equal pass rates, the last get fewer."""
-    sizes = np.arange(smallest, largest + 1)
-    values = worth(pass_rates, sizes)
-    best = np.full(budget + 1, -np.inf)  # of the prompts so far, by rollouts spent
-    best[0] = 0.0
-    choices = np.zeros((len(pass_rates), budget + 1), dtype=np.int64)
-    for prompt, value in enumerate(values):
-        longer = np.full(budget + 1, -np.inf)
-        for size, gain in zip(sizes[sizes <= budget].tolist(), value, strict=False):
-            candidate = np.concatenate([np.full(size, -np.inf), best[: budget + 1 - size] + gain])
-            better = candidate > longer
-            longer[better] = candidate[better]
-            choices[prompt][better] = size
-        best = longer
-    counts, left = np.zeros(len(pass_rates), dtype=np.int64), budget
-    for prompt in reversed(range(len(pass_rates))):
-        counts[prompt] = choices[prompt][left]
-        left -= int(counts[prompt])
-    return counts

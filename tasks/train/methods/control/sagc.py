@@ -46,12 +46,8 @@ class Settings:
             )
         share(train__control__budget=self.budget, train__control__memory=self.memory)
         above_zero(train__control__threshold=self.threshold)
-        at_least(
-            0,
-            train__control__step=self.step,
-            train__control__max_multiplier=self.max_multiplier,
-            train__control__max_refills=self.max_refills,
-        )
+        at_least(0, train__control__step=self.step, train__control__max_refills=self.max_refills)
+        at_least(0, train__control__max_multiplier=self.max_multiplier)
 
 
 @dataclass

@@ -1,22 +1,22 @@
 """`gdro`: prompts of the difficulty with the largest loss weigh more (Prompt-GDRO, arXiv
 2601.19280; rule from summaries).
 
-A prompt's running pass rate is in a bin of width `width`; the bin changes only when the rate leaves
-it by more than `hysteresis`. The score of a bin is the running mean of 1 - reward over its prompts.
-Its weight is exp(`eta` * score) divided by the mean over the bins with a score, and at most `most`.
-Advantages are multiplied by the weight of their prompt's bin. Bins and scores are from earlier
-steps, so the direction of a prompt's expected gradient is unchanged. Prompts without a bin weigh 1.
-Left out: a sampling law from the same weights."""
+A bin has the prompts of similar pass rates (`methods/rate_bins.py`). Its score is the running mean
+of 1 - reward over its prompts. Its weight is exp(`eta` * score) divided by the mean over the bins
+with a score, and at most `most`. Advantages are multiplied by the weight of their prompt's bin.
+Bins and scores are from earlier steps, so the direction of a prompt's expected gradient is
+unchanged. Prompts without a bin weigh 1. Left out: a sampling law from the same weights."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from tasks.common.params import ParamsError, above_zero, at_least, settings, share
+from tasks.common.params import above_zero, at_least, settings, share
 from tasks.train.data.columns import Floats, Ints
-from tasks.train.data.groups import ROUNDING, group_means
+from tasks.train.data.groups import group_means
 from tasks.train.data.rollouts import Rollouts
+from tasks.train.methods.rate_bins import bin_of, learn
 from tasks.train.slots import Shape
 
 reads_prompts = True
@@ -34,13 +34,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(0, train__shape__eta=self.eta, train__shape__hysteresis=self.hysteresis)
+        at_least(1, train__shape__most=self.most)
         above_zero(train__shape__clip=self.clip, train__shape__rate=self.rate)
+        above_zero(train__shape__width=self.width)
         share(train__shape__rate=self.rate, train__shape__memory=self.memory)
-        if not 0.0 < self.width <= 1.0 or self.most < 1.0:
-            raise ParamsError(
-                f"train.shape gdro: width is {self.width:g} and most {self.most:g}; width is above "
-                "0 and at most 1, and most at least 1"
-            )
+        share(train__shape__width=self.width)
 
 
 @dataclass
@@ -56,7 +54,7 @@ class State:
 
 class Method(Shape):
     def __init__(self, settings: Settings, prompts: pl.DataFrame) -> None:
-        self.settings, num = settings, int(np.ceil(1.0 / settings.width - ROUNDING))
+        self.settings, num = settings, bin_of(1.0, -1, settings) + 1
         self.state = State(
             np.zeros(len(prompts)), np.full(len(prompts), -1), np.zeros(num), np.zeros(num, int)
         )
@@ -89,19 +87,7 @@ class Method(Shape):
             loss = losses[state.bins[rows] == place].mean()
             state.scores[place] += settings.rate * (loss - state.scores[place])
             state.steps[place] += 1
-        size_Q, correct_Q = fresh.graded_Q()
-        for row, rate in zip(rows, correct_Q[groups] / size_Q[groups], strict=True):
-            is_known = state.bins[row] >= 0
-            before = state.rates[row] if is_known else rate
-            state.rates[row] = settings.memory * before + (1.0 - settings.memory) * rate
-            state.bins[row] = self.bin_of(state.rates[row], int(state.bins[row]))
-
-    def bin_of(self, rate: float, before: int) -> int:
-        """Return the bin of a pass rate, for a prompt that was in the bin `before`."""
-        width, slack = self.settings.width, self.settings.hysteresis
-        if before >= 0 and before * width - slack <= rate <= (before + 1) * width + slack:
-            return before
-        return min(int(rate / width + ROUNDING), len(self.state.scores) - 1)
+        learn(state.rates, state.bins, fresh, settings)
 
 
 def bin_weights(scores: Floats, eta: float, most: float) -> Floats:
