@@ -31,7 +31,6 @@ SUBCOMMANDS = {
     "status": "show what runs now, since when and how far, or whether all is up to date",
     "read": "show rollouts of a recipe, before and after training, or of the profile",
     "ui": "serve the pages of Prefect and MLflow, until Ctrl-C",
-    "dag": "show the stages as a tree in the terminal",
     "export": "write a recipe's plan as training data of verl, TRL, and others",
     "grade": "grade the rollouts of other trainers, as a service",
     "import": "read the rollouts of other trainers back, and grade them again",

@@ -38,11 +38,10 @@ ONE_FILE = {
         "tasks/common/processes/own_pages.py",
         "tasks/train/external/service.py",
     ),
-    "networkx": "flows/cli/dag.py",
     "shtab": "flows/__main__.py",
 }
 OF_PREFECT = {"pydantic", "httpx", "starlette"}  # forms, errors of the client, the application
-OF_DVC = {"networkx", "shtab"}  # graphs, completion of the command line
+OF_DVC = {"shtab"}  # completion of the command line
 IN_FLOWS = {"flows", "tasks", "prefect", "tabulate", *OF_PREFECT, *OF_DVC}
 NOT_IN_A_CORE = {"prefect", "dvc", "mlflow", "yaml", "argparse"}
 

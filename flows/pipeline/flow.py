@@ -52,8 +52,8 @@ def as_task(
         finally:
             watch.finish(dvc.output)
             dvc.watch = None
-        if name != "Cached":
-            records.tables(stage, stages.root)
+        if name != "Cached" and stage == "report":
+            records.leaderboard(stages.root)
         return Completed(name=name, message=reason)
 
     return Task(

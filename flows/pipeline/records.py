@@ -1,5 +1,5 @@
 """A stage's records in Prefect's UI: its output as the log of its task run, its progress bars, and
-tables of its results. A server that does not respond never stops a stage."""
+the leaderboard. A server that does not respond never stops a stage."""
 
 import logging
 import os
@@ -23,9 +23,6 @@ from flows.pipeline.output import Output
 from flows.pipeline.roots import Root
 from flows.pipeline.selection import upstream
 from flows.pipeline.stages import Stages
-from tasks.common.checksums import read_checked
-from tasks.common.files import ArtifactError
-from tasks.common.params import coordinates
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +30,6 @@ LINES_A_LOOK = 50
 PROGRESS_SECONDS = 5.0
 MAX_NAME = 120
 NOTIFY = "WINNOW_NOTIFY"
-FORECAST = (
-    *("visits", "prompts", "rollouts", "mixed_groups", "tokens"),
-    *("flops_charged", "flops_charged_mixed"),
-)
 
 cancelled: set[str] = set()  # runs of this process cancelled in Prefect
 one_signal = threading.Lock()  # each stage has a thread, and a second signal would kill the stages
@@ -162,35 +155,17 @@ def key(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{commands.NAME} {text}".lower()).strip("-")
 
 
-def tables(stage: str, root: Root) -> None:
-    """Record the tables of a stage: the forecast of a plan, or the leaderboard of the report."""
-    name, recipe, seed = coordinates(stage)
-    layout = root.layout
-    try:
-        if name == "allocate" and recipe and seed is not None:
-            forecast = read_checked(layout.plan(recipe, int(seed)) / "forecast.json")
-            attempt(lambda: forecast_table(root.titled(stage), forecast))
-        if name == "report":
-            text = (layout.report / "leaderboard.txt").read_text()
-            attempt(lambda: leaderboard(text, root))
-    except (ArtifactError, OSError) as error:
-        logger.warning("no table of %s in Prefect: %s", root.titled(stage), error)
-
-
-def forecast_table(title: str, forecast: dict[str, Any]) -> None:
-    rows = [
-        {"": name, "plan": forecast["plan"][name], "uniform": forecast["uniform"][name]}
-        for name in FORECAST
-        if name in forecast["plan"]
-    ]
-    description = f"The whole plan of {title}, without a budget, which repeats it or cuts it short"
-    artifacts.create_table_artifact(rows, key=key(f"forecast {title}"), description=description)
-
-
-def leaderboard(text: str, root: Root) -> None:
+def leaderboard(root: Root) -> None:
     """Record the leaderboard as the terminal shows it, and the path of the report."""
+    try:
+        text = (root.layout.report / "leaderboard.txt").read_text()
+    except OSError as error:
+        logger.warning("no leaderboard of %s in Prefect: %s", root.titled("report"), error)
+        return
     report = (root.layout.report / "index.html").resolve()
-    artifacts.create_markdown_artifact(
-        f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n",
-        key=key(root.titled("leaderboard")),
+    attempt(
+        lambda: artifacts.create_markdown_artifact(
+            f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n",
+            key=key(root.titled("leaderboard")),
+        )
     )

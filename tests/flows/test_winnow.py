@@ -46,13 +46,6 @@ def test_flow_lists_all_faults(project: Project) -> None:
     assert project.winnow("doctor", expect=1).startswith("3 things are wrong:")
 
 
-def test_dag_is_a_tree_within_80_columns(project: Project) -> None:
-    drawn = project.winnow("dag").splitlines()
-    assert max(map(len, drawn)) <= 80
-    assert drawn[0] == "╙── code"
-    assert "    │   └─╼ profile ╾ policy" in drawn
-
-
 def test_completion_contains_subcommands_and_options(project: Project) -> None:
     script = project.winnow("--print-completion", "bash")
     (words,) = re.findall(r"_winnow_pos_0_choices=\((.*)\)", script)

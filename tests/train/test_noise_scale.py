@@ -63,8 +63,8 @@ def test_the_halves_of_an_update(guesser: Path, tmp_path: Path) -> None:
     assert nothing == []
     measured, (noise,) = gradient_of([*range(num)], with_noise=True)
     torch.testing.assert_close(measured, whole, rtol=1e-4, atol=1e-7)
-    half, _ = gradient_of([*range(2, num, 2)])
-    alive, in_half = num - 1, len(range(2, num, 2))
+    half, _ = gradient_of([*range(1, num, 2)])
+    alive, in_half = num - 1, len(range(1, num, 2))
     assert noise.num_groups == num
     assert noise.num_in_part == pytest.approx(num * in_half / alive)
     assert noise.square == pytest.approx(float(whole.square().sum()), rel=1e-4)
@@ -112,7 +112,7 @@ def test_the_noise_scale_is_recorded(guesser: Path, tmp_path: Path) -> None:
     plain = run_steps(make_trainer(layout), 4)
     for name in ("step", "learning_rate", "num_rollouts"):
         assert [row[name] for row in steps] == [row[name] for row in plain]
-    assert measuring.slots.control.state.variance > 0
+    assert measuring.slots.control.state.signal != 0
     assert set(measuring.queue.describe()) <= {"control/noise_scale"}
 
 

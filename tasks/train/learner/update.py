@@ -58,8 +58,7 @@ class UpdateStats:
     fresh rollouts of the current policy. `log_weights` are the logs of all rollouts' importance
     weights, not capped. `norms` (before clipping) and `rate_factors` (of the learning rate) have an
     entry per optimizer step. `num_nonfinite` counts updates with a non-finite loss or gradient.
-    `halves` has the number of groups and the squared norm of a part of the gradient, and `noise` an
-    entry per optimizer step, if they were measured."""
+    `noise` is of the updates for which it was measured."""
 
     loss: float = 0.0
     num_tokens: int = 0
@@ -78,7 +77,6 @@ class UpdateStats:
     norms: list[float] = field(default_factory=list)
     rate_factors: list[float] = field(default_factory=list)
     num_nonfinite: int = 0
-    halves: list[tuple[int, float]] = field(default_factory=list)
     noise: list[GradientNoise] = field(default_factory=list)
 
     @property
@@ -104,19 +102,14 @@ def accumulate_gradients(
     totals: StepTotals,
     architecture: Architecture,
     kept: StepTotals | None = None,
-    num_first: int = 0,
 ) -> UpdateStats:
     """Add the gradient of the whole step's objective to the parameters. Rollouts without old
     log-probabilities use the policy's own. The loss is divided by `totals`; the KL term and entropy
-    bonus, sums over the kept rollouts, are divided by their totals `kept` (None: all are kept). The
-    gradient of the first `num_first` micro-batches is measured, if there are others."""
+    bonus, sums over the kept rollouts, are divided by their totals `kept` (None: all are kept)."""
     stats, unread = UpdateStats(), list[dict[str, torch.Tensor]]()
     trained_N, is_current_N = rollouts.trained_N(), rollouts.is_current_N(objective.version)
     marked_N = objective.loss.marks(rollouts)
-    for number, batch in enumerate(batches):
-        if number == num_first > 0:
-            groups = torch.cat([first.group_B for first in batches[:number]]).unique()
-            stats.halves = [(len(groups), squared_norm(model))]
+    for batch in batches:
         reference_N, flops = reference_logprobs(batch, objective, rollouts, architecture)
         stats.reference_flops += flops
 
