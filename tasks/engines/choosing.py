@@ -12,12 +12,19 @@ import torch
 
 from tasks.engines.settings import Sampling
 
+CHUNK = 2**19  # logits of the rows that a CPU chooses together, so that its caches can hold them
+
 
 def choose(
     logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens [B, 1] chosen from logits [B, V] by uniform numbers [B, 1] in [0, 1), and their
     log-probabilities [B, 1] under the sampling distribution (plain softmax at temperature 0)."""
+    num_rows = max(CHUNK // logits.shape[1], 1)
+    if logits.device.type == "cpu" and len(logits) > num_rows:
+        parts = zip(logits.split(num_rows), uniform.split(num_rows), strict=True)
+        tokens, logprobs = zip(*(choose(*part, sampling) for part in parts), strict=True)
+        return torch.cat(tokens), torch.cat(logprobs)
     logits = logits.float()
     if sampling.temperature == 0.0:
         logprobs = logits.log_softmax(-1)
