@@ -67,9 +67,10 @@ def bought(
                 "FLOPs, more than all else: raise train.validation.every_share, or lower "
                 "train.validation.num_samples or ingest.splits.validation"
             )
-        allocate, passes = recipe_of(values, recipe)["allocate"], fits["passes"].middle
+        own, passes = recipe_of(values, recipe), fits["passes"].middle
+        allocate, control = own["allocate"], own["train"].get("control", {}).get("method", "plan")
         size = allocate.get("group_size", 0)
-        if allocate["strategy"] == "uniform" and size <= 8 and passes >= 4:
+        if control == "plan" and allocate["strategy"] == "uniform" and size <= 8 and passes >= 4:
             notes.append(
                 f"note: recipe '{recipe}' makes {passes:.0f} passes with groups of {size}: with "
                 "more compute, larger groups usually pay before more passes (IsoCompute, arXiv "

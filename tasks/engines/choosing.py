@@ -20,11 +20,18 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens [B, 1] chosen from logits [B, V] by uniform numbers [B, 1] in [0, 1), and their
     log-probabilities [B, 1] under the sampling distribution (plain softmax at temperature 0)."""
+    if logits.device.type != "cpu":
+        return choose_rows(logits, uniform, sampling)
     num_rows = max(CHUNK // logits.shape[1], 1)
-    if logits.device.type == "cpu" and len(logits) > num_rows:
-        parts = zip(logits.split(num_rows), uniform.split(num_rows), strict=True)
-        tokens, logprobs = zip(*(choose(*part, sampling) for part in parts), strict=True)
-        return torch.cat(tokens), torch.cat(logprobs)
+    parts = zip(logits.split(num_rows), uniform.split(num_rows), strict=True)
+    chosen = [choose_rows(*part, sampling) for part in parts]
+    return torch.cat([tokens for tokens, _ in chosen]), torch.cat([part for _, part in chosen])
+
+
+def choose_rows(
+    logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what `choose` does, for all rows at once."""
     logits = logits.float()
     if sampling.temperature == 0.0:
         logprobs = logits.log_softmax(-1)

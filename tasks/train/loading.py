@@ -149,6 +149,11 @@ def check_control(settings: TrainSettings, problems: Problems) -> None:
             f"train.control {name} chooses groups of a step for stored rollouts, and "
             "train.over_provision moves groups to the next step: set over_provision to 1.0"
         )
+    if control.reads_noise and (settings.max_staleness or settings.updates.is_several):
+        problems.add(
+            f"train.control {name} measures a step's only update before the next step: set "
+            "train.max_staleness to 0, and train.updates.epochs and minibatches to 1"
+        )
     asks_again = control.asks_again or settings.control.get("max_refills", 0) > 0
     if asks_again and settings.over_provision > 1.0:
         problems.add(

@@ -87,8 +87,8 @@ class Control(Protocol):
     def observe_noise(self, noise: GradientNoise) -> None:
         """Update the state with the noise of an update's gradient."""
 
-    def rate_factor(self, num_groups: int) -> float:
-        """Return the factor of the learning rate of a step on `num_groups` groups."""
+    def rate_factor(self) -> float:
+        """Return the factor of the step's learning rate."""
         return 1.0
 
     def progress(self) -> float:

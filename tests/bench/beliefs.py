@@ -26,7 +26,6 @@ import polars as pl
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS, Layout
 from tasks.common.statistics import fit_beta
 from tasks.train.methods.control.drift import Settings as Drift
-from tasks.train.methods.control.drift import discounted
 from tasks.train.methods.pass_rates import PassRates, PriorSettings
 
 Floats = npt.NDArray[np.float64]
@@ -61,16 +60,17 @@ class Kept:
 
 
 class Discounted(Kept):
-    """The counts of the control `drift`, whose older outcomes weigh less."""
+    """The counts of the control `drift`, whose older outcomes weigh less, for any prior."""
 
-    def __init__(self, first: Floats, second: Floats, settings: Drift) -> None:
-        super().__init__(first, second)
-        self.settings = settings
+    def __init__(self, prior: Floats, correct: Floats, wrong: Floats) -> None:
+        super().__init__(prior[0] + correct, prior[1] + wrong)
+        self.prior, self.keep = prior, Drift().discount
 
     def learn(self, groups: Sequence[Group]) -> None:
         for group in groups:
             new = [group.correct, group.size - group.correct]
-            self.counts[:, group.row] = discounted(self.counts[:, group.row], self.settings) + new
+            before, prior = self.counts[:, group.row], self.prior[:, group.row]
+            self.counts[:, group.row] = self.keep * before + (1 - self.keep) * prior + new
 
 
 class Strata:
@@ -138,25 +138,23 @@ def logistic(x: Floats, correct: Floats, size: Floats) -> Floats:
 
 def beliefs_of(prompts: pl.DataFrame, correct: Ints, size: Ints) -> dict[str, Kept | Strata]:
     """Return fresh beliefs by name; `correct` and `size` are the profile's counts, by row."""
-    ones, wrong = np.ones(len(prompts)), size - correct
+    wrong, nothing = size - correct, np.zeros(len(prompts))
     first, second = fit_beta([*correct, 1], [*size, 2])
     by_features = logistic(features(prompts), correct.astype(float), size.astype(float))
-    weight = first + second
-    informed = Strata(prompts)
+    flat = np.ones((2, len(prompts)))
+    informed = (first + second) * np.stack([by_features, 1 - by_features])
     profiled = zip(range(len(prompts)), correct.tolist(), size.tolist(), strict=True)
     return {
         "profile, kept": Kept(first + correct, second + wrong),
-        "features, and the profile, kept": Kept(
-            weight * by_features + correct, weight * (1 - by_features) + wrong
-        ),
-        "drift without profile": Discounted(ones.copy(), ones.copy(), Drift()),
-        "drift": Discounted(ones + correct, ones + wrong, Drift()),
-        "drift, prior by features": Discounted(
-            weight * by_features + correct, weight * (1 - by_features) + wrong, Drift(discount=1.0)
-        ),
+        "features, and the profile, kept": Kept(informed[0] + correct, informed[1] + wrong),
+        "drift without profile": Discounted(flat, nothing, nothing),
+        "drift": Discounted(flat, correct, wrong),
+        "drift, prior by features": Discounted(informed, correct, wrong),
         "knapsack": Own(len(prompts)),
         "information": Strata(prompts),
-        "information after the profile": learned(informed, [Group(*each) for each in profiled]),
+        "information after the profile": learned(
+            Strata(prompts), [Group(*each) for each in profiled]
+        ),
     }
 
 

@@ -28,11 +28,11 @@ SMALL = {
     "store_scale": "--rollouts 2000 --repeats 1",
 }
 # run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
-# `make lint`, by tests/test_chain.py, and in parts by tests/profile/test_rescoring.py and by
-# tests/train/test_beliefs.py
+# `make lint`, by tests/test_chain.py, and in parts by tests/profile/test_rescoring.py,
+# tests/train/test_beliefs.py and tests/bench/test_blocks.py
 ELSEWHERE = {
-    *("agreement", "beliefs", "contamination", "measures", "profile_scale", "stage_start"),
-    "rescoring",
+    *("agreement", "beliefs", "blocks", "contamination", "measures", "profile_scale"),
+    *("rescoring", "stage_start"),
 }
 NEEDS = {
     "engine_throughput": [pytest.mark.vllm],

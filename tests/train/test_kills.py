@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
         "control": {"method": "gdro"},
         "shape": [{"method": "truncated"}, {"method": "gdro", "width": 0.3}, {"method": "gdro"}],
     },
-    "noise_scale": {"control": {"method": "noise_scale", "memory": 0.5}},
+    "noise_scale": {"control": {"method": "noise_scale", "memory": 0.5, "first": 2}},
     "kl_cov, coverage": {
         "replay": {"method": "coverage", "capacity": 3, "n": 2},
         "loss": {"method": "kl_cov", "share": 0.2},
@@ -72,7 +72,7 @@ HAS_EFFECT: dict[str, Callable[[Trainer], bool]] = {
     "dgg": lambda trainer: len({row["num_updates"] for row in trainer.state.steps}) > 1,
     "entropy": lambda trainer: trainer.slots.loss.state.coefficient > 0.5,
     "kl_cov": lambda trainer: max(row["clip_rate"] or 0.0 for row in trainer.state.steps) > 0,
-    "noise_scale": lambda trainer: trainer.slots.control.state.variance != 0,
+    "noise_scale": lambda trainer: trainer.slots.control.state.steps > 2,
     "gdro": lambda trainer: trainer.slots.shape[1].state.steps.sum() > 5,
 }
 

@@ -93,6 +93,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (correction(reject={"low": 2.0, "high": 1.0}), "high must be above low"),
     ({**of("loss", "vespo"), **correction(level="sequence")}, "level is sequence: set it to token"),
     # controls and replay
+    ({**of("control", "noise_scale"), "max_staleness": 1}, "train.max_staleness to 0"),
+    ({**of("control", "noise_scale"), "updates": {"epochs": 2}}, "epochs and minibatches to 1"),
+    (of("control", "noise_scale", first=0), r"train\.control\.first is 0; it must be at least 1"),
     (of("control", "greso", p_max=1.5), r"train\.control\.p_max is .*; it must be from 0 to 1"),
     (of("control", "greso", floor=0.0), r"train\.control\.floor is 0.0; it must be above 0"),
     (of("control", "greso", p_min=0.5, p_max=0.4), r"p_max is 0.4; it must be at least 0.5"),

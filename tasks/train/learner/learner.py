@@ -28,7 +28,7 @@ from tasks.models.sharding import local, shard
 from tasks.models.transfer import to_device
 from tasks.models.weights import NamedWeights, is_sharded, load_weights, whole
 from tasks.train.data.columns import Bools, Floats, Ints
-from tasks.train.data.noise import GradientNoise
+from tasks.train.data.noise import noise_of
 from tasks.train.data.rollouts import Features, Observed, Rollouts, StepTotals
 from tasks.train.learner.balance import rank_of
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
@@ -177,7 +177,7 @@ class Learner:
     ) -> UpdateStats:
         """Write the gradient of the loss of these rollouts into the parameters, summed over ranks
         and clipped. Return sums over their tokens, the gradient's norm and, `with_noise` and two
-        groups with a gradient, its noise.
+        graded groups, its noise.
 
         Rollouts without a gradient are not computed, but count in the loss's denominators; with
         `cuts_rows` the same is true of tokens after a rollout's last nonzero advantage. `drops_cut`
@@ -187,7 +187,9 @@ class Learner:
         kept = self.sums(rollouts, rollouts.kept_B)
         rollouts = rollouts.without_tails() if cuts_rows else rollouts
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts, loss))
-        batches, others = self.divided(rollouts, rows, with_noise)
+        graded = np.unique(rollouts.group_B[~rollouts.is_error_B()])
+        in_half = np.isin(rollouts.group_B[rows], graded[:: 2 if with_noise else 1])
+        batches = self.micro_batches(rollouts, rows[in_half])
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
         self.optimizer.zero_grad(set_to_none=True)
@@ -198,9 +200,12 @@ class Learner:
         with self.autocast():
             given = rollouts, objective, totals, architecture, kept
             stats = accumulate_gradients(self.model, batches, *given)
-            if others:
-                of_half = squared_norm(self.model)
-                stats = merge_stats([stats, accumulate_gradients(self.model, others, *given)])
+            if with_noise:
+                of_half, rest = (
+                    squared_norm(self.model),
+                    self.micro_batches(rollouts, rows[~in_half]),
+                )
+                stats = merge_stats([stats, accumulate_gradients(self.model, rest, *given)])
             for filler in fillers:
                 nothing = accumulate_nothing(self.model, filler, rollouts, objective, architecture)
                 stats = merge_stats([stats, nothing])
@@ -211,35 +216,10 @@ class Learner:
             self.ranks.all_reduce_gradients(self.model)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         stats.norms = [float(whole(norm))]
-        if others:
-            stats.noise = [self.noise(rollouts, loss, stats.norms[0] ** 2, of_half)]
+        if with_noise and len(graded) > 1:
+            stats.noise = [noise_of(len(graded), stats.norms[0] ** 2, of_half)]
         stats.num_nonfinite = int(not np.isfinite([*stats.norms, stats.loss]).all())
         return stats
-
-    def divided(
-        self, rollouts: Rollouts, rows: Ints, with_noise: bool
-    ) -> tuple[list[MicroBatch], list[MicroBatch]]:
-        """Return the micro-batches of an update: all, and none; or `with_noise`, those of every
-        second group from the first on, and those of the others."""
-        if with_noise and self.ranks.size > 1:
-            raise ParamsError(
-                "train.control noise_scale measures gradients in one process, and engine."
-                f"num_processes is {self.ranks.size}: set it to 1, or use the control plan"
-            )
-        numbers = np.unique(rollouts.group_B[rows], return_inverse=True)[1]
-        is_other = with_noise & (numbers % 2 == 1)
-        parts = rows[~is_other], rows[is_other]
-        return self.micro_batches(rollouts, parts[0]), self.micro_batches(rollouts, parts[1])
-
-    def noise(self, rollouts: Rollouts, loss: Loss, square: float, of_half: float) -> GradientNoise:
-        """Return the noise of a gradient in all kept groups, from the squared norms of the gradient
-        and of its half. The half has its share of the groups without a gradient."""
-        kept, alive = (
-            len(np.unique(rollouts.group_B[rows_B]))
-            for rows_B in (rollouts.kept_B, self.has_gradient(rollouts, loss))
-        )
-        share = (alive + 1) // 2 / alive  # the half, too, is divided by the totals of all groups
-        return GradientNoise(kept, share * kept, square, of_half / share**2)
 
     def score(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
         """Return the policy's view of `rollouts`, and the executed FLOPs. Each rank computes its

@@ -156,8 +156,8 @@ def accumulate_gradients(
 
 def squared_norm(model: PreTrainedModel) -> float:
     """Return the squared norm of the gradient so far."""
-    norms = [part.grad.norm() for part in model.parameters() if part.grad is not None]
-    return float(torch.stack(norms).square().sum())
+    norms = [part.grad.norm().double() for part in model.parameters() if part.grad is not None]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0
 
 
 def statistics(

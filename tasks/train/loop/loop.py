@@ -133,8 +133,7 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
         costs = costs_of(trainer, rollouts, budget.cell.account)
         budget.add_step(judged + sum(costs.values()), batch.target)
         state.progress = batch.progress = budget.share
-    num_groups = len(batch.fresh.prompt_rows_Q)
-    rate = trainer.learning_rate(batch.progress) * slots.control.rate_factor(num_groups)
+    rate = trainer.learning_rate(batch.progress) * slots.control.rate_factor()
     with state.timed("update"):
         update = trainer.update(rollouts, rate, rng)
 

@@ -16,6 +16,7 @@ from tasks.common.artifacts import STEPS
 from tasks.common.statistics import bootstrap_interval
 from tasks.train.data.columns import nested
 from tasks.train.data.demonstrations import Demonstrations
+from tasks.train.data.noise import noise_of
 from tasks.train.data.prompts import Prompts
 from tasks.train.data.rollouts import Features, Observed, Rollouts
 from tasks.train.learner.learner import Learner
@@ -196,6 +197,8 @@ class Trainer:
             for noise in stats.noise:
                 control.observe_noise(noise)
             self.learner.step(rate * stats.rate_factors[0])
+        if control.reads_noise and len(done) == 1:  # no group has a gradient
+            control.observe_noise(noise_of(2, 0.0, 0.0))
         merged = merge_stats(done)
         self.learner.proximal.observe(merged.active_share)
         return merged

@@ -232,6 +232,7 @@ def build(
     for folder in recipes.runs_of(dataclasses.asdict(settings)):
         check_vocabulary(policy, folder / "policy", "train.replay.folders: the policy")
     slots = load_slots(settings, plan, prompts.table, profile)
+    check_noise(settings, slots.control.reads_noise, context.ranks.size)
     longest = longest_sample(plan, prompts, validation, sections)
     logs = run.layout.engine_logs("train@{}-{}".format(*run.coordinates()))
     engine = load_engine(of_engine, policy, learner.model, longest=longest, logs=logs)
@@ -273,6 +274,15 @@ def check_validation(table: pl.DataFrame, path: Path) -> None:
         raise ArtifactError(
             f"{path} has no prompts, but train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
+        )
+
+
+def check_noise(settings: TrainSettings, reads_noise: bool, num_processes: int) -> None:
+    """Raise ParamsError for a control that measures gradients, if each process has only a part."""
+    if reads_noise and num_processes > 1:
+        raise ParamsError(
+            f"train.control {settings.control['method']} measures gradients in one process, and "
+            f"engine.num_processes is {num_processes}: set it to 1"
         )
 
 

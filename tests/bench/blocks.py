@@ -1,0 +1,318 @@
+"""Compare recipes in blocks: prompts, profile and contestants of a block are made on one machine,
+and compared only with each other.
+
+    python -m tests.bench.blocks run docs/results/gsm.yaml --work gsm [--blocks 0 1]
+    python -m tests.bench.blocks tables docs/results/gsm.yaml
+
+A plan has `params` (a params.yaml), `problems` (the seed of block 0's problems, in the first
+source; other blocks have the next seeds, so that each has its own training, validation and test
+prompts), `blocks`, `reference` (a recipe), and `runs`: recipes with the passes of their plans.
+`run` brings the data root `--work` up to date for each block and run, as `winnow run` does, and
+appends a line for every cell to the results file beside the plan (.jsonl). A cell with a line is
+not run again, and an interrupted one resumes in the same data root. CPUs of other models round
+differently, so the policy may differ between blocks; differences within a block do not depend on
+that.
+
+`tables` writes the page beside the plan (.md). A recipe's difference from another is its mean over
+the blocks, with Student's interval; it includes seeds, prompts and policies. The ratio of compute
+is that of the reference, at whose accuracy the recipe's equals it, over the recipe's: the
+reference's accuracy is taken as linear in the logarithm of compute between its runs, and the
+interval has every ratio at which the difference is not significant (Fieller)."""
+
+import argparse
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import yaml
+from scipy.stats import t as student
+
+from flows.benchmark.results import append_result, counts_of, digits, read_results
+from tasks.common.accounting.ledger import ACCOUNTS
+from tasks.common.artifacts import CURVE, PROFILE, ROLLOUTS, STEPS, Layout
+from tasks.common.checksums import read_checked
+from tasks.common.files import replace_file
+from tasks.common.statistics import score_prompts
+
+Floats = npt.NDArray[np.float64]
+Line = Mapping[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("generate", "score", "update")
+START = "start"  # the recipe of a block's initial policy
+QUARTERS = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """Recipes that are run with the same number of passes over their prompts."""
+
+    recipes: list[str]
+    passes: int
+
+    def key(self, block: int, recipe: str) -> str:
+        return f"{block} {recipe} {self.passes}"
+
+
+def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
+    plan = yaml.safe_load(path.read_text())
+    return plan, [Run(**run) for run in plan["runs"]]
+
+
+def params_of(plan: Mapping[str, Any], block: int, run: Run) -> dict[str, Any]:
+    """Return the params.yaml of a block's run."""
+    values = yaml.safe_load(yaml.safe_dump(plan["params"]))
+    values["experiment"] = {"recipes": run.recipes, "seeds": [block], "budget": None}
+    values["ingest"]["sources"][0]["settings"]["seed"] = plan["problems"] + block
+    values["allocate"] = {**values.get("allocate", {}), "passes": run.passes}
+    return dict(values)
+
+
+def run_blocks(path: Path, work: Path, blocks: Sequence[int]) -> None:
+    """Run the cells of these blocks that have no line, and append their lines."""
+    plan, runs = read_plan(path)
+    results = path.with_suffix(".jsonl")
+    work.mkdir(parents=True, exist_ok=True)
+    for block in blocks:
+        for run in runs:
+            missing = [r for r in run.recipes if run.key(block, r) not in read_results(results)]
+            if not missing:
+                continue
+            params = yaml.safe_dump(params_of(plan, block, Run(missing, run.passes))).encode()
+            replace_file(work / "params.yaml", lambda file: file.write(params))  # noqa: B023
+            command = ["-m", "flows", "run", "--data", str(work), "--concurrency", "2"]
+            subprocess.run([ROOT / ".venv/bin/python", *command], check=True)
+            for line in lines_of(Layout(work), block, Run(missing, run.passes)):
+                if line["key"] not in read_results(results):
+                    append_result(results, line)
+
+
+def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the line of a block's start, and those of a run's cells."""
+    common = {
+        "block": block,
+        "code": git("rev-parse", "HEAD"),
+        "machine": f"{cpu()}, Python {platform.python_version()}",
+        "policy": read_checked(layout.policy_card)["digest"],
+    }
+    profile = PROFILE.read(layout.profile / "profile.parquet").sort("prompt_id")
+    yield {
+        **common,
+        "key": f"{block} {START}",
+        "recipe": START,
+        "passes": 0,
+        **tested(layout.baseline),
+        "profile": digits(profile["correct"].to_list()),
+        "profile_samples": int(profile["num_samples"].max()),  # type: ignore[arg-type]
+    }
+    for recipe in run.recipes:
+        yield {
+            **common,
+            "key": run.key(block, recipe),
+            "recipe": recipe,
+            "passes": run.passes,
+            **tested(layout.evaluation(recipe, block)),
+            **trained(layout, recipe, block),
+        }
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def cpu() -> str:
+    """Return the name of this machine's CPU."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "unknown")
+
+
+def tested(folder: Path) -> dict[str, Any]:
+    """Return the test prompts' numbers of correct samples, in the order of their ids."""
+    answers = ROLLOUTS.read_columns(folder / "rollouts.parquet", ["prompt_id", "greedy", "outcome"])
+    scores = score_prompts(answers).sort("prompt_id")
+    return {"correct": digits(scores["correct"].to_list()), "trials": int(scores["trials"][0])}
+
+
+def trained(layout: Layout, recipe: str, seed: int) -> dict[str, Any]:
+    """Return a cell's compute by account, its validation curve, and its share of groups by outcome
+    in each quarter of its steps."""
+    out = layout.train(recipe, seed)
+    flops = read_checked(out / "flops.json")
+    plan = read_checked(layout.plan(recipe, seed) / "forecast.json")
+    profiled = read_checked(layout.profile / "flops.json") if plan["reads_profile"] else None
+    steps = STEPS.read(out / "steps.parquet")
+    quarter = pl.int_range(pl.len()) * QUARTERS // pl.len()
+    groups = steps.group_by(quarter.alias("quarter"), maintain_order=True).agg(
+        mixed=pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum(),
+    )
+    curve = CURVE.read(out / "curve.parquet").filter(pl.col("branch").is_null())
+    return {
+        "rollouts": flops["rollouts"]["generate"],
+        "rollouts_profile": profiled["rollouts"]["profile"] if profiled else 0.0,
+        "flops": {name: sum(flops[name][part] for part in PARTS) for name in ACCOUNTS},
+        "flops_profile": {
+            name: profiled[name]["profile"] if profiled else 0.0 for name in ACCOUNTS
+        },
+        "mixed": [round(share, 4) for share in groups["mixed"]],
+        "validation": [round(value, 5) for value in curve["accuracy"]],
+    }
+
+
+# --- the page
+
+
+def accuracy(line: Line) -> float:
+    return float(np.mean(counts_of(line["correct"]))) / int(line["trials"])
+
+
+def compute(line: Line, account: str, runs_per_profile: int = 1) -> float:
+    """Return a cell's compute, its profile divided among `runs_per_profile` runs."""
+    if account == "rollouts":
+        return float(line["rollouts"] + line["rollouts_profile"] / runs_per_profile)
+    return float(line["flops"][account] + line["flops_profile"][account] / runs_per_profile)
+
+
+def interval(values: Floats, level: float = 0.95) -> tuple[float, float, float]:
+    """Return the mean of independent values, and the ends of Student's interval; NaN for one."""
+    mean = float(values.mean())
+    if len(values) < 2:
+        return mean, float("nan"), float("nan")
+    half = float(student.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1))
+    return mean, mean - half / len(values) ** 0.5, mean + half / len(values) ** 0.5
+
+
+def detectable(deviation: float, num: int, power: float = 0.8, level: float = 0.95) -> float:
+    """Return the difference that a test over `num` blocks finds with `power`; `deviation` is that
+    of a block's difference. (An approximation by Student's quantiles, slightly too large.)"""
+    quantiles = student.ppf((1 + level) / 2, num - 1) + student.ppf(power, num - 1)
+    return float(quantiles * deviation / num**0.5)
+
+
+def ratio(
+    accuracy_B: Floats, compute_B: Floats, reference_BR: Floats, reference_compute_BR: Floats
+) -> tuple[float | None, float, float]:
+    """Return the reference's compute over the recipe's at equal accuracy, and the ends of its 95 %
+    interval. `reference_BR` are the accuracies of the reference's R runs, by their compute. The
+    middle is None if the accuracies never meet between the reference's runs; an end is the range's
+    if nothing within the range is excluded there."""
+    logs = np.log(reference_compute_BR.mean(0) / compute_B.mean())
+    grid = np.linspace(logs[0], logs[-1], 2001)
+    kept, means = list[bool](), list[float]()
+    for place in grid:
+        at_B = np.array([np.interp(place, logs, values) for values in reference_BR])
+        mean, low, high = interval(accuracy_B - at_B)
+        means.append(mean)
+        kept.append(low <= 0.0 <= high)
+    signs = np.sign(means)
+    crossed = np.flatnonzero(signs[1:] != signs[:-1])
+    middle = float(np.exp(grid[crossed[0]])) if len(crossed) else None
+    inside = np.exp(grid[np.array(kept)])
+    if not len(inside):
+        return middle, float("nan"), float("nan")
+    return middle, float(inside[0]), float(inside[-1])
+
+
+def by_cell(lines: Sequence[Line]) -> dict[tuple[str, int], dict[int, Line]]:
+    """Return the lines by recipe and passes, and then by block."""
+    cells: dict[tuple[str, int], dict[int, Line]] = {}
+    for line in lines:
+        cells.setdefault((line["recipe"], line["passes"]), {})[line["block"]] = line
+    return cells
+
+
+def points(values: tuple[float, float, float]) -> str:
+    mean, low, high = (100 * value for value in values)
+    return f"{mean:+.1f}" if np.isnan(low) else f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) -> str:
+    """Return the page of a plan's results."""
+    cells = by_cell(lines)
+    reference, passes = (
+        plan["reference"],
+        sorted(r.passes for r in runs if plan["reference"] in r.recipes),
+    )
+    base = cells.get((reference, passes[-1]), {})
+    start = cells.get((START, 0), {})
+    rows = [
+        "| recipe | passes | blocks | test | over the start | "
+        f"over `{reference}` ({passes[-1]} passes) | rollouts, profile | "
+        "compute as the paper counts it | executed |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (recipe, num), found in cells.items():
+        blocks = sorted(found)
+        mine = np.array([accuracy(found[block]) for block in blocks])
+        row = [f"`{recipe}`", str(num or ""), str(len(blocks)), f"{mine.mean():.1%}"]
+        for others in (start, base):
+            both = [block for block in blocks if block in others]
+            own = np.array([accuracy(found[block]) - accuracy(others[block]) for block in both])
+            row.append(points(interval(own)) if len(both) and others is not found else "")
+        if recipe != START:
+            mean = {
+                name: np.mean([compute(line, name) for line in found.values()]) / 1e12
+                for name in ("charged_paper", "executed")
+            }
+            row += [
+                f"{np.mean([line['rollouts'] for line in found.values()]):,.0f}, "
+                f"{np.mean([line['rollouts_profile'] for line in found.values()]):,.0f}",
+                *(f"{mean[name]:,.0f} TFLOPs" for name in ("charged_paper", "executed")),
+            ]
+        rows.append("| " + " | ".join(row) + " |")
+    rows += ["", *ratio_rows(reference, passes, cells)]
+    return f"# {plan['title']}\n\n" + "\n".join(rows) + "\n"
+
+
+def ratio_rows(
+    reference: str, passes: Sequence[int], cells: Mapping[tuple[str, int], Mapping[int, Line]]
+) -> Iterator[str]:
+    """Yield the table of compute ratios, for the blocks that have all runs of the reference."""
+    accounts = ("charged_paper", "executed", "charged_mixed", "rollouts")
+    yield (
+        f"| compute of `{reference}` / of the recipe, to the same accuracy | "
+        + " | ".join(f"`{account}`" for account in accounts)
+        + " |"
+    )
+    yield "|---|" + "---|" * len(accounts)
+    ours = [cells.get((reference, num), {}) for num in passes]
+    for (recipe, num), found in cells.items():
+        blocks = [b for b in sorted(found) if all(b in each for each in ours)]
+        if recipe in (START, reference) or not blocks or len(passes) < 2:
+            continue
+        theirs = np.array([[accuracy(each[b]) for each in ours] for b in blocks])
+        mine = np.array([accuracy(found[b]) for b in blocks])
+        row = []
+        for account in accounts:
+            costs = np.array([[compute(each[b], account) for each in ours] for b in blocks])
+            own = np.array([compute(found[b], account) for b in blocks])
+            middle, low, high = ratio(mine, own, theirs, costs)
+            row.append(f"{'none' if middle is None else f'{middle:.2f}'} ({low:.2f} to {high:.2f})")
+        yield f"| `{recipe}`, {num} passes | " + " | ".join(row) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("command", choices=["run", "tables"])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("blocks"))
+    parser.add_argument("--blocks", type=int, nargs="+", help="default: all of the plan")
+    args = parser.parse_args()
+    plan, runs = read_plan(args.plan)
+    if args.command == "run":
+        run_blocks(args.plan, args.work, args.blocks or plan["blocks"])
+    lines = [*read_results(args.plan.with_suffix(".jsonl")).values()]
+    text = page(plan, runs, lines).encode()
+    replace_file(args.plan.with_suffix(".md"), lambda file: file.write(text))
+    print(text.decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The comparison in blocks: intervals, ratios of compute, and the parameters of a block."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.bench.blocks import Run, detectable, interval, page, params_of, ratio, read_plan
+
+COMPUTE = np.array([[1.0, 2.0, 4.0]])
+
+
+def test_students_interval() -> None:
+    """Four values with a deviation of 1.291: 3.182 of its standard errors on either side."""
+    assert interval(np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx((2.5, 0.446, 4.554), abs=1e-3)
+    mean, low, high = interval(np.array([2.0]))
+    assert (mean, np.isnan(low), np.isnan(high)) == (2.0, True, True)
+
+
+def test_the_detectable_difference_is_found_that_often() -> None:
+    rng = np.random.default_rng(0)
+    shift = detectable(1.0, 5)
+    lows = [interval(rng.normal(shift, 1.0, 5))[1] for _ in range(4000)]
+    assert np.mean(np.array(lows) > 0) == pytest.approx(0.8, abs=0.06)
+
+
+def test_the_ratio_of_compute_at_equal_accuracy() -> None:
+    """The reference gains .1 per doubling; the recipe reaches at 1 what it reaches at 2."""
+    rng = np.random.default_rng(0)
+    reference = np.array([0.2, 0.3, 0.4]) + rng.normal(0, 0.001, (6, 3))
+    mine = 0.3 + rng.normal(0, 0.001, 6)
+    cost = np.repeat(COMPUTE, 6, axis=0)
+    middle, low, high = ratio(mine, np.ones(6), reference, cost)
+    assert middle == pytest.approx(2.0, rel=0.03)
+    assert 1.9 < low < 2.0 < high < 2.1
+    assert ratio(mine, np.full(6, 2.0), reference, cost)[0] == pytest.approx(1.0, rel=0.03)
+    # above the reference's last run no factor is excluded there
+    assert ratio(mine + 0.2, np.ones(6), reference, cost)[0] is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_the_interval_contains_the_factor_as_often_as_it_says(factor: float) -> None:
+    rng = np.random.default_rng(1)
+    cost, found = np.repeat(COMPUTE, 5, axis=0), list[bool]()
+    for _ in range(400):
+        block = rng.normal(0, 0.03, (5, 1))  # prompts and policy, shared by all runs of a block
+        reference = np.array([0.2, 0.3, 0.4]) + block + rng.normal(0, 0.02, (5, 3))
+        mine = 0.3 + block[:, 0] + rng.normal(0, 0.02, 5)
+        _, low, high = ratio(mine, np.full(5, 2.0 / factor), reference, cost)
+        found.append(bool(low <= factor <= high))
+    assert np.mean(found) == pytest.approx(0.95, abs=0.035)
+
+
+def line(recipe: str, passes: int, block: int, correct: str, spent: float) -> dict[str, Any]:
+    flops = dict.fromkeys(("charged", "charged_mixed", "charged_paper", "executed"), spent)
+    return {
+        "key": f"{block} {recipe} {passes}",
+        "recipe": recipe,
+        "passes": passes,
+        "block": block,
+        "correct": correct,
+        "trials": 4,
+        "rollouts": spent / 1e12,
+        "rollouts_profile": 0.0,
+        "flops": flops,
+        "flops_profile": dict.fromkeys(flops, 0.0),
+    }
+
+
+def test_the_page_has_differences_within_blocks() -> None:
+    runs = [Run(["grpo"], 1), Run(["grpo", "sgpo"], 2)]
+    lines = [
+        *(line("start", 0, block, text, 0.0) for block, text in enumerate(("1100", "2200"))),
+        *(line("grpo", 1, block, text, 1e12) for block, text in enumerate(("2100", "3200"))),
+        *(line("grpo", 2, block, text, 2e12) for block, text in enumerate(("2200", "3300"))),
+        *(line("sgpo", 2, block, text, 1e12) for block, text in enumerate(("2200", "3300"))),
+    ]
+    text = page({"title": "T", "reference": "grpo"}, runs, lines)
+    (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo` | 2")]
+    # 10 of 32 and 6 of 32 in the mean; the difference from grpo is 0 in both blocks
+    assert "| 31.2% | +12.5 (+12.5 to +12.5) | +0.0 (+0.0 to +0.0) |" in row
+    (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo`, 2 passes")]
+    assert row.count("2.00") >= 4
+
+
+def test_the_parameters_of_a_block(tmp_path: Path) -> None:
+    source = {"preset": "gsm_symbolic", "settings": {"seed": 0, "num_prompts": 10}}
+    plan = {"problems": 100, "runs": [], "params": {"ingest": {"sources": [source]}}}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    read, _ = read_plan(tmp_path / "plan.yaml")
+    values = params_of(read, 3, Run(["grpo"], 2))
+    assert values["ingest"]["sources"][0]["settings"]["seed"] == 103
+    assert values["experiment"] == {"recipes": ["grpo"], "seeds": [3], "budget": None}
+    assert values["allocate"] == {"passes": 2}
+    assert json.loads(json.dumps(read)) == plan  # unchanged
