@@ -6,12 +6,12 @@ and compared only with each other.
 
 A plan has `params` (a params.yaml), `problems` (the seed of block 0's problems, in the first
 source; other blocks have the next seeds, so that each has its own training, validation and test
-prompts), `blocks`, `reference` (a recipe), and `runs`: recipes with the passes of their plans.
-`run` brings the data root `--work` up to date for each block and run, as `winnow run` does, and
-appends a line for every cell to the results file beside the plan (.jsonl). A cell with a line is
-not run again, and an interrupted one resumes in the same data root. CPUs of other models round
-differently, so the policy may differ between blocks; differences within a block do not depend on
-that.
+prompts), `blocks`, `reference` (a recipe), and `runs`: recipes with the passes of their plans or a
+number of rollouts, those of the reference in the order of their compute. `run` brings the data root
+`--work` up to date for each block and run, as `winnow run` does, and appends a line for every cell
+to the results file beside the plan (.jsonl). A cell with a line is not run again, and an
+interrupted one resumes in the same data root. CPUs of other models round differently, so the policy
+may differ between blocks; differences within a block do not depend on that.
 
 `tables` writes the page beside the plan (.md). A recipe's difference from another is its mean over
 the blocks, with Student's interval; it includes seeds, prompts and policies. The ratio of compute
@@ -23,7 +23,7 @@ import argparse
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,19 @@ QUARTERS = 4
 
 @dataclass(frozen=True)
 class Run:
-    """Recipes that are run with the same number of passes over their prompts."""
+    """Recipes that are run with the same number of passes over their prompts, or until they have
+    generated a number of `rollouts`."""
 
     recipes: list[str]
-    passes: int
+    passes: int = 1
+    rollouts: int | None = None
+
+    @property
+    def length(self) -> str:
+        return f"{self.passes} passes" if self.rollouts is None else f"{self.rollouts:,} rollouts"
 
     def key(self, block: int, recipe: str) -> str:
-        return f"{block} {recipe} {self.passes}"
+        return f"{block} {recipe} {self.length}"
 
 
 def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
@@ -67,7 +73,8 @@ def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
 def params_of(plan: Mapping[str, Any], block: int, run: Run) -> dict[str, Any]:
     """Return the params.yaml of a block's run."""
     values = yaml.safe_load(yaml.safe_dump(plan["params"]))
-    values["experiment"] = {"recipes": run.recipes, "seeds": [block], "budget": None}
+    budget = None if run.rollouts is None else {"account": "rollouts", "amount": run.rollouts}
+    values["experiment"] = {"recipes": run.recipes, "seeds": [block], "budget": budget}
     values["ingest"]["sources"][0]["settings"]["seed"] = plan["problems"] + block
     values["allocate"] = {**values.get("allocate", {}), "passes": run.passes}
     return dict(values)
@@ -83,11 +90,12 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int]) -> None:
             missing = [r for r in run.recipes if run.key(block, r) not in read_results(results)]
             if not missing:
                 continue
-            params = yaml.safe_dump(params_of(plan, block, Run(missing, run.passes))).encode()
+            run = replace(run, recipes=missing)
+            params = yaml.safe_dump(params_of(plan, block, run)).encode()
             replace_file(work / "params.yaml", lambda file: file.write(params))  # noqa: B023
             command = ["-m", "flows", "run", "--data", str(work), "--concurrency", "2"]
             subprocess.run([ROOT / ".venv/bin/python", *command], check=True)
-            for line in lines_of(Layout(work), block, Run(missing, run.passes)):
+            for line in lines_of(Layout(work), block, run):
                 if line["key"] not in read_results(results):
                     append_result(results, line)
 
@@ -105,7 +113,7 @@ def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:
         **common,
         "key": f"{block} {START}",
         "recipe": START,
-        "passes": 0,
+        "length": "",
         **tested(layout.baseline),
         "profile": digits(profile["correct"].to_list()),
         "profile_samples": int(profile["num_samples"].max()),  # type: ignore[arg-type]
@@ -115,7 +123,7 @@ def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:
             **common,
             "key": run.key(block, recipe),
             "recipe": recipe,
-            "passes": run.passes,
+            "length": run.length,
             **tested(layout.evaluation(recipe, block)),
             **trained(layout, recipe, block),
         }
@@ -220,11 +228,14 @@ def ratio(
     return middle, float(inside[0]), float(inside[-1])
 
 
-def by_cell(lines: Sequence[Line]) -> dict[tuple[str, int], dict[int, Line]]:
-    """Return the lines by recipe and passes, and then by block."""
-    cells: dict[tuple[str, int], dict[int, Line]] = {}
+Cells = Mapping[tuple[str, str], Mapping[int, Line]]
+"""Lines by recipe and length of the run, and then by block."""
+
+
+def by_cell(lines: Sequence[Line]) -> Cells:
+    cells: dict[tuple[str, str], dict[int, Line]] = {}
     for line in lines:
-        cells.setdefault((line["recipe"], line["passes"]), {})[line["block"]] = line
+        cells.setdefault((line["recipe"], line["length"]), {})[line["block"]] = line
     return cells
 
 
@@ -235,23 +246,19 @@ def points(values: tuple[float, float, float]) -> str:
 
 def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) -> str:
     """Return the page of a plan's results."""
-    cells = by_cell(lines)
-    reference, passes = (
-        plan["reference"],
-        sorted(r.passes for r in runs if plan["reference"] in r.recipes),
-    )
-    base = cells.get((reference, passes[-1]), {})
-    start = cells.get((START, 0), {})
+    cells, reference = by_cell(lines), plan["reference"]
+    lengths = [run.length for run in runs if reference in run.recipes]
+    base, start = cells.get((reference, lengths[-1]), {}), cells.get((START, ""), {})
     rows = [
-        "| recipe | passes | blocks | test | over the start | "
-        f"over `{reference}` ({passes[-1]} passes) | rollouts, profile | "
+        "| recipe | length | blocks | test | over the start | "
+        f"over `{reference}`, {lengths[-1]} | rollouts, profile | "
         "compute as the paper counts it | executed |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for (recipe, num), found in cells.items():
+    for (recipe, length), found in cells.items():
         blocks = sorted(found)
         mine = np.array([accuracy(found[block]) for block in blocks])
-        row = [f"`{recipe}`", str(num or ""), str(len(blocks)), f"{mine.mean():.1%}"]
+        row = [f"`{recipe}`", length, str(len(blocks)), f"{mine.mean():.1%}"]
         for others in (start, base):
             both = [block for block in blocks if block in others]
             own = np.array([accuracy(found[block]) - accuracy(others[block]) for block in both])
@@ -267,14 +274,13 @@ def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) ->
                 *(f"{mean[name]:,.0f} TFLOPs" for name in ("charged_paper", "executed")),
             ]
         rows.append("| " + " | ".join(row) + " |")
-    rows += ["", *ratio_rows(reference, passes, cells)]
+    rows += ["", *ratio_rows(reference, lengths, cells)]
     return f"# {plan['title']}\n\n" + "\n".join(rows) + "\n"
 
 
-def ratio_rows(
-    reference: str, passes: Sequence[int], cells: Mapping[tuple[str, int], Mapping[int, Line]]
-) -> Iterator[str]:
-    """Yield the table of compute ratios, for the blocks that have all runs of the reference."""
+def ratio_rows(reference: str, lengths: Sequence[str], cells: Cells) -> Iterator[str]:
+    """Yield the table of compute ratios, for the blocks that have all runs of the reference, which
+    are in the order of their compute."""
     accounts = ("charged_paper", "executed", "charged_mixed", "rollouts")
     yield (
         f"| compute of `{reference}` / of the recipe, to the same accuracy | "
@@ -282,10 +288,10 @@ def ratio_rows(
         + " |"
     )
     yield "|---|" + "---|" * len(accounts)
-    ours = [cells.get((reference, num), {}) for num in passes]
-    for (recipe, num), found in cells.items():
+    ours = [cells.get((reference, length), {}) for length in lengths]
+    for (recipe, length), found in cells.items():
         blocks = [b for b in sorted(found) if all(b in each for each in ours)]
-        if recipe in (START, reference) or not blocks or len(passes) < 2:
+        if recipe in (START, reference) or not blocks or len(lengths) < 2:
             continue
         theirs = np.array([[accuracy(each[b]) for each in ours] for b in blocks])
         mine = np.array([accuracy(found[b]) for b in blocks])
@@ -295,7 +301,7 @@ def ratio_rows(
             own = np.array([compute(found[b], account) for b in blocks])
             middle, low, high = ratio(mine, own, theirs, costs)
             row.append(f"{'none' if middle is None else f'{middle:.2f}'} ({low:.2f} to {high:.2f})")
-        yield f"| `{recipe}`, {num} passes | " + " | ".join(row) + " |"
+        yield f"| `{recipe}`, {length} | " + " | ".join(row) + " |"
 
 
 def main() -> None:

@@ -54,12 +54,12 @@ def test_the_interval_contains_the_factor_as_often_as_it_says(factor: float) -> 
     assert np.mean(found) == pytest.approx(0.95, abs=0.035)
 
 
-def line(recipe: str, passes: int, block: int, correct: str, spent: float) -> dict[str, Any]:
+def line(recipe: str, length: str, block: int, correct: str, spent: float) -> dict[str, Any]:
     flops = dict.fromkeys(("charged", "charged_mixed", "charged_paper", "executed"), spent)
     return {
-        "key": f"{block} {recipe} {passes}",
+        "key": f"{block} {recipe} {length}",
         "recipe": recipe,
-        "passes": passes,
+        "length": length,
         "block": block,
         "correct": correct,
         "trials": 4,
@@ -71,15 +71,24 @@ def line(recipe: str, passes: int, block: int, correct: str, spent: float) -> di
 
 
 def test_the_page_has_differences_within_blocks() -> None:
-    runs = [Run(["grpo"], 1), Run(["grpo", "sgpo"], 2)]
+    runs = [Run(["grpo"], rollouts=9), Run(["grpo", "sgpo"], 2)]
     lines = [
-        *(line("start", 0, block, text, 0.0) for block, text in enumerate(("1100", "2200"))),
-        *(line("grpo", 1, block, text, 1e12) for block, text in enumerate(("2100", "3200"))),
-        *(line("grpo", 2, block, text, 2e12) for block, text in enumerate(("2200", "3300"))),
-        *(line("sgpo", 2, block, text, 1e12) for block, text in enumerate(("2200", "3300"))),
+        *(line("start", "", block, text, 0.0) for block, text in enumerate(("1100", "2200"))),
+        *(
+            line("grpo", "9 rollouts", block, text, 1e12)
+            for block, text in enumerate(("2100", "3200"))
+        ),
+        *(
+            line("grpo", "2 passes", block, text, 2e12)
+            for block, text in enumerate(("2200", "3300"))
+        ),
+        *(
+            line("sgpo", "2 passes", block, text, 1e12)
+            for block, text in enumerate(("2200", "3300"))
+        ),
     ]
     text = page({"title": "T", "reference": "grpo"}, runs, lines)
-    (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo` | 2")]
+    (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo` | 2 p")]
     # 10 of 32 and 6 of 32 in the mean; the difference from grpo is 0 in both blocks
     assert "| 31.2% | +12.5 (+12.5 to +12.5) | +0.0 (+0.0 to +0.0) |" in row
     (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo`, 2 passes")]
@@ -96,3 +105,5 @@ def test_the_parameters_of_a_block(tmp_path: Path) -> None:
     assert values["experiment"] == {"recipes": ["grpo"], "seeds": [3], "budget": None}
     assert values["allocate"] == {"passes": 2}
     assert json.loads(json.dumps(read)) == plan  # unchanged
+    budget = params_of(read, 0, Run(["grpo"], rollouts=64))["experiment"]["budget"]
+    assert budget == {"account": "rollouts", "amount": 64}
