@@ -1,8 +1,8 @@
 """Compare recipes in blocks: prompts, profile and contestants of a block are made on one machine,
 and compared only with each other.
 
-    python -m tests.bench.blocks run docs/results/gsm.yaml --work gsm [--blocks 0 1]
-    python -m tests.bench.blocks tables docs/results/gsm.yaml
+    python -m tests.bench.blocks run docs/results/blocks/gsm.yaml --work gsm [--blocks 0 1]
+    python -m tests.bench.blocks tables docs/results/blocks/gsm.yaml
 
 A plan has `params` (a params.yaml), `problems` (the seed of block 0's problems, in the first
 source; other blocks have the next seeds, so that each has its own training, validation and test

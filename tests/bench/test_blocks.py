@@ -8,8 +8,21 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.bench.blocks import Run, detectable, interval, page, params_of, ratio, read_plan
+from flows.benchmark.results import read_results
+from tasks.code import effective
+from tests.bench.blocks import (
+    ROOT,
+    START,
+    Run,
+    detectable,
+    interval,
+    page,
+    params_of,
+    ratio,
+    read_plan,
+)
 
+PLANS = sorted((ROOT / "docs/results/blocks").glob("*.yaml"))
 COMPUTE = np.array([[1.0, 2.0, 4.0]])
 
 
@@ -93,6 +106,20 @@ def test_the_page_has_differences_within_blocks() -> None:
     assert "| 31.2% | +12.5 (+12.5 to +12.5) | +0.0 (+0.0 to +0.0) |" in row
     (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo`, 2 passes")]
     assert row.count("2.00") >= 4
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_a_plan_is_valid_and_its_page_agrees_with_its_lines(path: Path) -> None:
+    plan, runs = read_plan(path)
+    for run in runs:
+        effective.complete(params_of(plan, plan["blocks"][0], run))
+    lines = [*read_results(path.with_suffix(".jsonl")).values()]
+    text = path.with_suffix(".md").read_text() if lines else page(plan, runs, lines)
+    assert text == page(plan, runs, lines)
+    cells = {
+        run.key(block, recipe) for run in runs for block in plan["blocks"] for recipe in run.recipes
+    }
+    assert {line["key"] for line in lines if line["recipe"] != START} <= cells
 
 
 def test_the_parameters_of_a_block(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def history() -> list[str]:
     try:
         if git("rev-parse", "--is-shallow-repository").strip() != b"false":
             pytest.skip("the history is shallow: the commits before are not here")
-        found = git("log", "--full-history", "--format=%H", "--", "docs/results/*.jsonl*")
+        found = git("log", "--full-history", "--format=%H", "--", ":(glob)docs/results/**/*.jsonl*")
         return found.decode().split()
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no git history here: {error}")
@@ -102,7 +102,7 @@ def unmarked(text: bytes) -> str:
 def test_no_line_of_a_results_file_was_deleted() -> None:
     ever: dict[str, set[bytes]] = {}
     for commit in history():
-        for name in git("ls-tree", "--name-only", commit, "docs/results/").decode().split():
+        for name in git("ls-tree", "-r", "--name-only", commit, "docs/results/").decode().split():
             if ".jsonl" in name:
                 stored = pa.BufferReader(git("show", f"{commit}:{name}"))
                 kind = "zstd" if name.endswith(".zst") else None
