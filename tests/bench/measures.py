@@ -41,7 +41,7 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 57_395, 39_000)
+    yield Measure("product lines", num_lines(product), 57_410, 39_000)
     for folder, limit, aim in (
         ("flows", 8_545, 5_600),
         ("tasks/common", 6_785, 4_200),

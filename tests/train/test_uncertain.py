@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tasks.common.params import ParamsError
 from tasks.train.data.plan import Plan
-from tasks.train.methods.control import drift, gdro, hora, pools, screen, xrpo
+from tasks.train.methods.control import drift, gdro, hora, information, pools, screen, xrpo
 from tasks.train.methods.control.pilots import shared
 from tasks.train.settings import BatchSettings
 from tests.train.steps import after, answer_to, passes_of, requested
@@ -254,6 +254,21 @@ def test_drift_takes_the_prompts_near_the_target() -> None:
     steps = [requested(random, seed).prompt_rows for seed in range(100)]
     # on average four of the five candidates are taken at random, and are in one order or another
     assert np.mean([row > 3 for rows in steps for row in rows]) == pytest.approx(0.8, abs=0.15)
+
+
+def test_drift_chooses_by_information_with_the_belief_of_the_profile() -> None:
+    """At a cost of 3 the worth is .08 at one fifth, .0625 at one half and .04 at one twentieth."""
+    method = drift_on(passes_of(20, 8, 4, BATCH), explore=0.0, candidates=5, choice="information")
+    method.state.correct[:], method.state.wrong[:] = 500.0, 500.0
+    method.state.correct[:10], method.state.wrong[:10] = 50.0, 950.0
+    method.state.correct[[3, 7, 11, 12]], method.state.wrong[[3, 7, 11, 12]] = 200.0, 800.0
+    assert sorted(requested(method).prompt_rows) == [3, 7, 11, 12]
+    random = drift_on(passes_of(20, 8, 50, BATCH), explore=1.0, choice="information")
+    steps = [requested(random, seed).prompt_rows for seed in range(50)]
+    assert len({row for rows in steps for row in rows}) == 20
+    assert information.worth(np.array([0.2, 0.5, 0.05]), 3.0) == pytest.approx(
+        [0.08, 0.0625, 0.0475 * 0.95 / 1.15]
+    )
 
 
 @pytest.mark.real_data

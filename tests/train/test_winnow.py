@@ -161,9 +161,7 @@ def test_prompts_with_the_most_information_per_cost_are_sampled() -> None:
 
 
 def test_the_information_per_cost_of_a_rollout() -> None:
-    plan, settings = passes_of(4, 4, 1), information.Settings(3.0, 2, PRIOR)
-    method = information.Method(settings, plan, prompts_of(4))
-    found = method.worth(np.array([0.0, 0.5, 0.25, 0.9]))
+    found = information.worth(np.array([0.0, 0.5, 0.25, 0.9]), 3.0)
     # at one half all are updated, else only the rarer outcome
     assert found == pytest.approx([0.0, 0.25 / 4, 0.1875 * 0.75 / 1.75, 0.09 * 0.9 / 1.3])
 

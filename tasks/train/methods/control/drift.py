@@ -5,11 +5,14 @@ Every prompt has a Beta(a, b), at first the prior plus `profile_weight` times it
 profile. A visit with k of n correct changes it to a <- discount a + (1 - discount) prior + k, and b
 likewise with n - k, so that older outcomes count less as the policy changes. A step draws a rate of
 each of `candidates` times as many prompts as it needs, and takes those nearest to `target`, except
-for a share `explore` that is taken at random: selection near one half starves both ends. Rollouts
-with an error are no failures. A prompt that is not visited keeps its counts. Left out: a line of
-the recipe that, with one rollout a prompt, sets the counts of the whole batch to 8."""
+for a share `explore` that is taken at random: selection near one half starves both ends. With
+`choice: information` it takes those with the most information for their cost, as the control
+`information` does, whose own belief reads no profile. Rollouts with an error are no failures. A
+prompt that is not visited keeps its counts. Left out: a line of the recipe that, with one rollout a
+prompt, sets the counts of the whole batch to 8."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from tasks.train.data.columns import Floats, Ints
 from tasks.train.data.plan import Plan
 from tasks.train.data.profile import Profile
 from tasks.train.data.rollouts import Rollouts
+from tasks.train.methods.control.information import worth
 from tasks.train.methods.control.prompt_pool import PoolControl, PromptPool
 
 reads_profile = True
@@ -31,6 +35,8 @@ class Settings:
     explore: float = 0.1  # share of the prompts that is taken at random
     prior: float = 1.0  # both parameters of the prior Beta
     profile_weight: float = 1.0  # factor of the profile's counts
+    choice: Literal["target", "information"] = "target"
+    update_cost: float = 3.0  # of information: cost of updating / generating a rollout
 
     def __post_init__(self) -> None:
         share(train__control__discount=self.discount, train__control__target=self.target)
@@ -38,6 +44,7 @@ class Settings:
         above_zero(train__control__prior=self.prior)
         at_least(1, train__control__candidates=self.candidates)
         at_least(0, train__control__profile_weight=self.profile_weight)
+        at_least(0, train__control__update_cost=self.update_cost)
 
 
 @dataclass
@@ -60,7 +67,10 @@ class Method(PoolControl):
         pool, state, wanted = self.pool, self.state, room * self.settings.candidates
         drawn = pool.take(rng.permutation(len(pool.prompt_rows)), wanted)
         rows = pool.prompt_rows[drawn]
-        distance = np.abs(rng.beta(state.correct[rows], state.wrong[rows]) - self.settings.target)
+        rates = rng.beta(state.correct[rows], state.wrong[rows])
+        distance = np.abs(rates - self.settings.target)
+        if self.settings.choice == "information":
+            distance = 1.0 - worth(rates, self.settings.update_cost)
         explored = self.settings.explore * len(pool.take(drawn, room)) / len(rows)
         distance[rng.random(len(rows)) < explored] = -1.0
         return pool.take(drawn[np.argsort(distance, kind="stable")], room)

@@ -62,13 +62,8 @@ class Method(PoolControl):
         num = len(pool.prompt_rows)
         drawn = pool.take(rng.choice(num, min(wanted, num), replace=False), wanted)
         drawn_rates = rng.beta(*self.rates.beta(pool.prompt_rows[drawn]))
-        return pool.take(drawn[np.argsort(-self.worth(drawn_rates), kind="stable")], room)
-
-    def worth(self, rates: Floats) -> Floats:
-        """Return the information per cost of a rollout, for prompts with these pass rates."""
-        rarer, cost = np.minimum(rates, 1.0 - rates), self.settings.update_cost
-        one_sided = (1.0 - rarer) / (1.0 + cost * rarer)
-        return np.asarray(rates * (1.0 - rates) * np.maximum(one_sided, 1.0 / (1.0 + cost)))
+        worths = worth(drawn_rates, self.settings.update_cost)
+        return pool.take(drawn[np.argsort(-worths, kind="stable")], room)
 
     def observe(self, rollouts: Rollouts) -> None:
         graded = rollouts.where(~rollouts.is_error_B())
@@ -83,3 +78,10 @@ class Method(PoolControl):
             "seen_rate": float(seen.mean()),
             "predicted_rate_mean": float((first / (first + second)).mean()),
         }
+
+
+def worth(rates: Floats, update_cost: float) -> Floats:
+    """Return the information per cost of a rollout, for prompts with these pass rates."""
+    rarer = np.minimum(rates, 1.0 - rates)
+    one_sided = (1.0 - rarer) / (1.0 + update_cost * rarer)
+    return np.asarray(rates * (1.0 - rates) * np.maximum(one_sided, 1.0 / (1.0 + update_cost)))
