@@ -84,6 +84,8 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int]) -> None:
     """Run the cells of these blocks that have no line, and append their lines."""
     plan, runs = read_plan(path)
     results = path.with_suffix(".jsonl")
+    if unknown := {*blocks} - {*plan["blocks"]}:
+        raise SystemExit(f"{path} has no block {min(unknown)}; it has {plan['blocks']}")
     work.mkdir(parents=True, exist_ok=True)
     for block in blocks:
         for run in runs:
@@ -93,11 +95,23 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int]) -> None:
             run = replace(run, recipes=missing)
             params = yaml.safe_dump(params_of(plan, block, run)).encode()
             replace_file(work / "params.yaml", lambda file: file.write(params))  # noqa: B023
-            command = ["-m", "flows", "run", "--data", str(work), "--concurrency", "2"]
-            subprocess.run([ROOT / ".venv/bin/python", *command], check=True)
+            command = [str(ROOT / ".venv/bin/python"), "-m", "flows", "run", "--data", str(work)]
+            subprocess.run([*command, "--until", "policy"], check=True)
+            card = read_checked(Layout(work).policy_card)
+            check_policy(read_results(results).get(f"{block} {START}"), card["digest"])
+            subprocess.run([*command, "--concurrency", "2"], check=True)
             for line in lines_of(Layout(work), block, run):
                 if line["key"] not in read_results(results):
                     append_result(results, line)
+
+
+def check_policy(start: Line | None, digest: str) -> None:
+    """Raise SystemExit if a block has lines of another initial policy than the one made here."""
+    if start is not None and start["policy"] != digest:
+        raise SystemExit(
+            f"block {start['block']} has lines of the initial policy {start['policy']}, and this "
+            f"machine made {digest}: finish the block with the data root it was begun in"
+        )
 
 
 def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:

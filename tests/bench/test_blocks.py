@@ -14,12 +14,14 @@ from tests.bench.blocks import (
     ROOT,
     START,
     Run,
+    check_policy,
     detectable,
     interval,
     page,
     params_of,
     ratio,
     read_plan,
+    run_blocks,
 )
 
 PLANS = sorted((ROOT / "docs/results/blocks").glob("*.yaml"))
@@ -120,6 +122,19 @@ def test_a_plan_is_valid_and_its_page_agrees_with_its_lines(path: Path) -> None:
         run.key(block, recipe) for run in runs for block in plan["blocks"] for recipe in run.recipes
     }
     assert {line["key"] for line in lines if line["recipe"] != START} <= cells
+
+
+def test_a_block_with_another_policy_and_a_block_outside_the_plan_are_refused(
+    tmp_path: Path,
+) -> None:
+    check_policy(None, "b")
+    check_policy({"block": 1, "policy": "b"}, "b")
+    with pytest.raises(SystemExit, match="block 1 has lines of the initial policy a, and this"):
+        check_policy({"block": 1, "policy": "a"}, "b")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"blocks": [0], "runs": []}))
+    with pytest.raises(SystemExit, match=r"has no block 7; it has \[0\]"):
+        run_blocks(tmp_path / "plan.yaml", tmp_path / "work", [7])
+    assert not (tmp_path / "work").exists()
 
 
 def test_the_parameters_of_a_block(tmp_path: Path) -> None:
