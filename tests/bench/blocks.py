@@ -9,8 +9,9 @@ source; other blocks have the next seeds, so that each has its own training, val
 prompts), `blocks`, `reference` (a recipe), and `runs`: recipes with the passes of their plans or a
 number of rollouts, those of the reference in the order of their compute. `run` brings the data root
 `--work` up to date for each block and run, as `winnow run` does, and appends a line for every cell
-to the results file beside the plan (.jsonl). A cell with a line is not run again, and an
-interrupted one resumes in the same data root. CPUs of other models round differently, so the policy
+to the results file beside the plan (.jsonl). It copies the cells' tables to `--work`-kept, because
+the next run replaces them. A cell with a line is not run again, and an interrupted one resumes in
+the same data root. CPUs of other models round differently, so the policy
 may differ between blocks; differences within a block do not depend on that.
 
 `tables` writes the page beside the plan (.md). A recipe's difference from another is its mean over
@@ -21,6 +22,7 @@ interval has every ratio at which the difference is not significant (Fieller).""
 
 import argparse
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +46,8 @@ Floats = npt.NDArray[np.float64]
 Line = Mapping[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("generate", "score", "update")
+KEPT = ("params.yaml", "policy.json", "prompts/*", "profile/*", "baseline/*", "measured/*.json")
+"""Files of a data root that are copied, besides those of a cell except weights and checkpoints."""
 START = "start"  # the recipe of a block's initial policy
 QUARTERS = 4
 
@@ -103,6 +107,17 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int]) -> None:
             for line in lines_of(Layout(work), block, run):
                 if line["key"] not in read_results(results):
                     append_result(results, line)
+            keep(work, work.with_name(f"{work.name}-kept") / f"{block} {run.length}", block, run)
+
+
+def keep(work: Path, folder: Path, block: int, run: Run) -> None:
+    """Copy the tables of a run's cells, and what all cells of its block share."""
+    cells = [f"runs/{recipe}/{block}/*/*" for recipe in run.recipes]
+    for path in (path for pattern in (*KEPT, *cells) for path in work.glob(pattern)):
+        if path.is_file():
+            copy = folder / path.relative_to(work)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
 
 
 def check_policy(start: Line | None, digest: str) -> None:
