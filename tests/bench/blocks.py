@@ -21,52 +21,25 @@ reference's accuracy is taken as linear in the logarithm of compute between its 
 interval has every ratio at which the difference is not significant (Fieller)."""
 
 import argparse
-import platform
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import yaml
 from scipy.stats import t as student
 
-from flows.benchmark.results import append_result, counts_of, digits, read_results
-from tasks.common.accounting.ledger import ACCOUNTS
-from tasks.common.artifacts import CURVE, PROFILE, ROLLOUTS, STEPS, Layout
+from flows.benchmark.results import append_result, counts_of, read_results
 from tasks.common.checksums import read_checked
 from tasks.common.files import replace_file
-from tasks.common.statistics import score_prompts
+from tasks.common.layout import Layout
+from tests.bench.block_lines import ROOT, START, Run, keep, lines_of
 
 Floats = npt.NDArray[np.float64]
 Line = Mapping[str, Any]
-ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("generate", "score", "update")
-KEPT = ("params.yaml", "policy.json", "prompts/*", "profile/*", "baseline/*", "measured/*.json")
-"""Files of a data root that are copied, besides those of a cell except weights and checkpoints."""
-START = "start"  # the recipe of a block's initial policy
-QUARTERS = 4
-
-
-@dataclass(frozen=True)
-class Run:
-    """Recipes that are run with the same number of passes over their prompts, or until they have
-    generated a number of `rollouts`."""
-
-    recipes: list[str]
-    passes: int = 1
-    rollouts: int | None = None
-
-    @property
-    def length(self) -> str:
-        return f"{self.passes} passes" if self.rollouts is None else f"{self.rollouts:,} rollouts"
-
-    def key(self, block: int, recipe: str) -> str:
-        return f"{block} {recipe} {self.length}"
 
 
 def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
@@ -110,16 +83,6 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int]) -> None:
             keep(work, work.with_name(f"{work.name}-kept") / f"{block} {run.length}", block, run)
 
 
-def keep(work: Path, folder: Path, block: int, run: Run) -> None:
-    """Copy the tables of a run's cells, and what all cells of its block share."""
-    cells = [f"runs/{recipe}/{block}/*/*" for recipe in run.recipes]
-    for path in (path for pattern in (*KEPT, *cells) for path in work.glob(pattern)):
-        if path.is_file():
-            copy = folder / path.relative_to(work)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, copy)
-
-
 def check_policy(start: Line | None, digest: str) -> None:
     """Raise SystemExit if a block has lines of another initial policy than the one made here."""
     if start is not None and start["policy"] != digest:
@@ -127,80 +90,6 @@ def check_policy(start: Line | None, digest: str) -> None:
             f"block {start['block']} has lines of the initial policy {start['policy']}, and this "
             f"machine made {digest}: finish the block with the data root it was begun in"
         )
-
-
-def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the line of a block's start, and those of a run's cells."""
-    common = {
-        "block": block,
-        "code": git("rev-parse", "HEAD"),
-        "machine": f"{cpu()}, Python {platform.python_version()}",
-        "policy": read_checked(layout.policy_card)["digest"],
-    }
-    profile = PROFILE.read(layout.profile / "profile.parquet").sort("prompt_id")
-    yield {
-        **common,
-        "key": f"{block} {START}",
-        "recipe": START,
-        "length": "",
-        **tested(layout.baseline),
-        "profile": digits(profile["correct"].to_list()),
-        "profile_samples": int(profile["num_samples"].max()),  # type: ignore[arg-type]
-    }
-    for recipe in run.recipes:
-        yield {
-            **common,
-            "key": run.key(block, recipe),
-            "recipe": recipe,
-            "length": run.length,
-            **tested(layout.evaluation(recipe, block)),
-            **trained(layout, recipe, block),
-        }
-
-
-def git(*arguments: str) -> str:
-    return subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
-    ).stdout.strip()
-
-
-def cpu() -> str:
-    """Return the name of this machine's CPU."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "unknown")
-
-
-def tested(folder: Path) -> dict[str, Any]:
-    """Return the test prompts' numbers of correct samples, in the order of their ids."""
-    answers = ROLLOUTS.read_columns(folder / "rollouts.parquet", ["prompt_id", "greedy", "outcome"])
-    scores = score_prompts(answers).sort("prompt_id")
-    return {"correct": digits(scores["correct"].to_list()), "trials": int(scores["trials"][0])}
-
-
-def trained(layout: Layout, recipe: str, seed: int) -> dict[str, Any]:
-    """Return a cell's compute by account, its validation curve, and its share of groups by outcome
-    in each quarter of its steps."""
-    out = layout.train(recipe, seed)
-    flops = read_checked(out / "flops.json")
-    plan = read_checked(layout.plan(recipe, seed) / "forecast.json")
-    profiled = read_checked(layout.profile / "flops.json") if plan["reads_profile"] else None
-    steps = STEPS.read(out / "steps.parquet")
-    quarter = pl.int_range(pl.len()) * QUARTERS // pl.len()
-    groups = steps.group_by(quarter.alias("quarter"), maintain_order=True).agg(
-        mixed=pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum(),
-    )
-    curve = CURVE.read(out / "curve.parquet").filter(pl.col("branch").is_null())
-    return {
-        "rollouts": flops["rollouts"]["generate"],
-        "rollouts_profile": profiled["rollouts"]["profile"] if profiled else 0.0,
-        "flops": {name: sum(flops[name][part] for part in PARTS) for name in ACCOUNTS},
-        "flops_profile": {
-            name: profiled[name]["profile"] if profiled else 0.0 for name in ACCOUNTS
-        },
-        "mixed": [round(share, 4) for share in groups["mixed"]],
-        "validation": [round(value, 5) for value in curve["accuracy"]],
-    }
 
 
 # --- the page

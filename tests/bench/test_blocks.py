@@ -10,10 +10,8 @@ import yaml
 
 from flows.benchmark.results import read_results
 from tasks.code import effective
+from tests.bench.block_lines import ROOT, START, Run
 from tests.bench.blocks import (
-    ROOT,
-    START,
-    Run,
     check_policy,
     detectable,
     interval,

@@ -1,0 +1,222 @@
+"""The lines of a comparison in blocks (blocks.py): a cell's accuracy, costs, dead groups and drift,
+and what a first look would have predicted of its costs."""
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from flows.benchmark.cells import passes_of, wave_of
+from flows.benchmark.results import digits
+from tasks.allocate.budget import compared_plan
+from tasks.allocate.first_look import pass_of
+from tasks.code.effective import complete
+from tasks.common import recipes
+from tasks.common.accounting.device_time import DeviceTime
+from tasks.common.accounting.ledger import ACCOUNTS
+from tasks.common.artifacts import CURVE, PROFILE, PROMPTS, ROLLOUTS, STEPS, TRAIN_ROLLOUTS
+from tasks.common.checksums import read_checked
+from tasks.common.layout import Layout
+from tasks.common.params import load
+from tasks.common.statistics import score_prompts
+from tasks.report.drift import drift_of, groups_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("generate", "score", "update")
+KEPT = ("params.yaml", "policy.json", "prompts/*", "profile/*", "baseline/*", "measured/*.json")
+"""Files of a data root that are copied, besides those of a cell except weights and checkpoints."""
+START = "start"  # the recipe of a block's initial policy
+QUARTERS = 4
+DRIFT = ("pass", "drift", "gap", "chance", "mixed_rate", "mixed_rate_forecast")
+LOOK = 64  # prompts of a first look
+
+
+@dataclass(frozen=True)
+class Run:
+    """Recipes that are run with the same number of passes over their prompts, or until they have
+    generated a number of `rollouts`."""
+
+    recipes: list[str]
+    passes: int = 1
+    rollouts: int | None = None
+
+    @property
+    def length(self) -> str:
+        return f"{self.passes} passes" if self.rollouts is None else f"{self.rollouts:,} rollouts"
+
+    def key(self, block: int, recipe: str) -> str:
+        return f"{block} {recipe} {self.length}"
+
+
+def keep(work: Path, folder: Path, block: int, run: Run) -> None:
+    """Copy the tables of a run's cells, and what all cells of its block share."""
+    cells = [f"runs/{recipe}/{block}/*/*" for recipe in run.recipes]
+    for path in (path for pattern in (*KEPT, *cells) for path in work.glob(pattern)):
+        if path.is_file():
+            copy = folder / path.relative_to(work)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+
+
+def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the line of a block's start, and those of a run's cells."""
+    common = {
+        "block": block,
+        "code": git("rev-parse", "HEAD"),
+        "machine": f"{cpu()}, Python {platform.python_version()}",
+        "policy": read_checked(layout.policy_card)["digest"],
+    }
+    profile = PROFILE.read(layout.profile / "profile.parquet").sort("prompt_id")
+    yield {
+        **common,
+        "key": f"{block} {START}",
+        "recipe": START,
+        "length": "",
+        **tested(layout.baseline),
+        "profile": digits(profile["correct"].to_list()),
+        "profile_samples": int(profile["num_samples"].max()),  # type: ignore[arg-type]
+    }
+    for recipe in run.recipes:
+        yield {
+            **common,
+            "key": run.key(block, recipe),
+            "recipe": recipe,
+            "length": run.length,
+            **tested(layout.evaluation(recipe, block)),
+            **trained(layout, recipe, block),
+        }
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def cpu() -> str:
+    """Return the name of this machine's CPU."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "unknown")
+
+
+def tested(folder: Path) -> dict[str, Any]:
+    """Return the test prompts' numbers of correct samples, in the order of their ids."""
+    answers = ROLLOUTS.read_columns(folder / "rollouts.parquet", ["prompt_id", "greedy", "outcome"])
+    scores = score_prompts(answers).sort("prompt_id")
+    return {"correct": digits(scores["correct"].to_list()), "trials": int(scores["trials"][0])}
+
+
+def trained(layout: Layout, recipe: str, seed: int) -> dict[str, Any]:
+    """Return a cell's costs, its validation curve, its share of mixed groups in each quarter of its
+    steps, and the drift of its pass rates from the profile in each pass. If its plan reads the
+    profile, return the savings that the profile predicts, too."""
+    out = layout.train(recipe, seed)
+    flops = read_checked(out / "flops.json")
+    plan = read_checked(layout.plan(recipe, seed) / "forecast.json")
+    steps = STEPS.read(out / "steps.parquet")
+    rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
+    quarter = pl.int_range(pl.len()) * QUARTERS // pl.len()
+    groups = steps.group_by(quarter.alias("quarter"), maintain_order=True).agg(
+        mixed=pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum(),
+    )
+    curve = CURVE.read(out / "curve.parquet").filter(pl.col("branch").is_null())
+    values = complete(load(layout.root / "params.yaml"))
+    profile = PROFILE.read(layout.profile / "profile.parquet")
+    drift = drift_of(groups_of(steps, rollouts, profile), stale_above=0.0)["passes"]
+    line = {
+        "rollouts": flops["rollouts"]["generate"],
+        "rollouts_mixed": mixed_rollouts(rollouts),
+        "flops": {name: sum(flops[name][part] for part in PARTS) for name in ACCOUNTS},
+        "device_seconds": device_seconds(rollouts, values, layout, recipe),
+        "seconds": read_checked(layout.measured(f"{recipe}-{seed}"))["seconds"],
+        "mixed": [round(share, 4) for share in groups["mixed"]],
+        "validation": [round(value, 5) for value in curve["accuracy"]],
+        "drift": [{key: round(each[key], 4) for key in DRIFT} for each in drift],
+    }
+    if not plan["reads_profile"]:
+        zero = dict.fromkeys(ACCOUNTS, 0.0)
+        return {**line, "rollouts_profile": 0.0, "flops_profile": zero}
+    profiled, passes = read_checked(layout.profile / "flops.json"), plan_passes(steps)
+    few = profile.sample(min(LOOK, len(profile)), seed=0)
+    return {
+        **line,
+        "rollouts_profile": profiled["rollouts"]["profile"],
+        "flops_profile": {name: profiled[name]["profile"] for name in ACCOUNTS},
+        "device_seconds_profile": profile_seconds(layout),
+        "seconds_profile": read_checked(layout.measured("profile"))["seconds"]["profile"],
+        "predicted": predicted(values, profile, recipe, passes),
+        "predicted_by_look": predicted(values, few, recipe, passes),
+    }
+
+
+def plan_passes(steps: pl.DataFrame) -> int:
+    return int(steps["pass"].max()) + 1  # type: ignore[arg-type]
+
+
+def mixed_rollouts(rollouts: pl.DataFrame) -> int:
+    """Return the number of fresh rollouts in groups with both verdicts."""
+    is_correct = (pl.col("outcome") == "correct").sum()
+    groups = rollouts.filter(~pl.col("replayed")).group_by("step", "group")
+    sizes = groups.agg(size=pl.len(), solved=is_correct)
+    return int(sizes.filter(pl.col("solved").is_between(1, pl.col("size") - 1))["size"].sum())
+
+
+def device_seconds(
+    rollouts: pl.DataFrame, values: dict[str, Any], layout: Layout, recipe: str
+) -> float:
+    """Return the modelled seconds of these steps for a 7B policy on an H100, with the lengths and
+    in waves as in the benchmark (flows/benchmark/cells.py), but without its factor of lengths."""
+    parameters = read_checked(layout.policy_card)["num_matmul_parameters"]
+    train = recipes.recipe(values, recipe)["train"]
+    passes = passes_of(train, PROMPTS.read(layout.prompts("train")), parameters)
+    time_of, seconds = DeviceTime(), 0.0
+    for _, rows in rollouts.group_by("step", maintain_order=True):
+        prompts = rows["prompt_tokens"].to_numpy().astype(np.int64)
+        completions = rows["token_ids"].list.len().to_numpy().astype(np.int64)
+        _, first = np.unique(rows["group"].to_numpy(), return_index=True)
+        updated = rows["advantage"].to_numpy() != 0.0
+        seconds += wave_of(prompts, completions, time_of) + time_of.read(prompts[first])
+        seconds += passes.num_scorings * time_of.read(prompts + completions)
+        seconds += passes.epochs * time_of.update((prompts + completions)[updated])
+    return round(seconds, 3)
+
+
+def profile_seconds(layout: Layout) -> float:
+    """Return the modelled seconds of the profile on an H100: one wave, one prefill per prompt."""
+    lengths = ["sample_index", "prompt_tokens", "completion_tokens"]
+    rows, time_of = (
+        ROLLOUTS.read_columns(layout.profile / "rollouts.parquet", lengths),
+        DeviceTime(),
+    )
+    prompts, completions = (rows[name].to_numpy().astype(np.int64) for name in lengths[1:])
+    once = prompts[rows["sample_index"].to_numpy() == 0]
+    return round(wave_of(prompts, completions, time_of) + time_of.read(once), 3)
+
+
+def predicted(
+    values: dict[str, Any], profile: pl.DataFrame, recipe: str, passes: int
+) -> dict[str, tuple[float, float]]:
+    """Return by account the saving of the recipe's plan and profile relative to groups of its
+    largest size for every prompt, over `passes`, as the first look sees it: of the costs, and of
+    the costs per rollout of a mixed group."""
+    compared = compared_plan(values, profile, recipe)
+    one = np.ones((1, len(profile)))
+    plan, uniform, samples = (
+        pass_of(each, compared).summed(one)
+        for each in (compared.plan, compared.uniform, compared.samples)
+    )
+    profiled = 2.0 * float(samples.rollouts[0]) * compared.uniform.times
+    share = float(plan.mixed[0] / uniform.mixed[0])
+    found = {}
+    for account in ("charged", "executed"):
+        mine, theirs = (float(each.cost(account, 1.0)[0]) * passes for each in (plan, uniform))
+        ratio = (profiled + mine) / theirs
+        found[account] = (round(1.0 - ratio, 4), round(1.0 - ratio / share, 4))
+    return found
