@@ -5,22 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import yaml
 
 from flows.benchmark.results import read_results
 from tasks.code import effective
-from tests.bench.block_lines import ROOT, START, Run
-from tests.bench.blocks import (
-    check_policy,
-    detectable,
-    interval,
-    page,
-    params_of,
-    ratio,
-    read_plan,
-    run_blocks,
-)
+from tests.bench.block_lines import ROOT, START, Run, mixed_rollouts
+from tests.bench.block_page import compute, detectable, interval, page, ratio
+from tests.bench.blocks import check_policy, params_of, read_plan, run_blocks
 
 PLANS = sorted((ROOT / "docs/results/blocks").glob("*.yaml"))
 COMPUTE = np.array([[1.0, 2.0, 4.0]])
@@ -50,8 +43,14 @@ def test_the_ratio_of_compute_at_equal_accuracy() -> None:
     assert middle == pytest.approx(2.0, rel=0.03)
     assert 1.9 < low < 2.0 < high < 2.1
     assert ratio(mine, np.full(6, 2.0), reference, cost)[0] == pytest.approx(1.0, rel=0.03)
-    # above the reference's last run no factor is excluded there
-    assert ratio(mine + 0.2, np.ones(6), reference, cost)[0] is None
+    # beyond the reference's runs there is only a bound: 4 times, and once, their compute of 1
+    assert ratio(mine + 0.2, np.ones(6), reference, cost) == pytest.approx(
+        (np.nan, 4.0, np.inf), nan_ok=True
+    )
+    assert ratio(mine - 0.2, np.ones(6), reference, cost) == pytest.approx(
+        (np.nan, 0.0, 1.0), nan_ok=True
+    )
+    assert ratio(mine + rng.normal(0, 0.5, 6), np.ones(6), reference, cost)[1:] == (0.0, np.inf)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
@@ -83,29 +82,62 @@ def line(recipe: str, length: str, block: int, correct: str, spent: float) -> di
     }
 
 
+RUNS = [Run(["grpo"], rollouts=9), Run(["grpo", "sgpo"], 2)]
+LINES = [
+    line(recipe, length, block, text, spent)
+    for recipe, length, texts, spent in (
+        ("start", "", ("1100", "2200"), 0.0),
+        ("grpo", "9 rollouts", ("2100", "2210"), 5e11),
+        ("grpo", "2 passes", ("2200", "2220"), 2e12),
+        ("sgpo", "2 passes", ("2200", "2220"), 1e12),
+    )
+    for block, text in enumerate(texts)
+]
+WORSE = ("1100", "2200")  # of both blocks: as little below the reference's first run
+
+
 def test_the_page_has_differences_within_blocks() -> None:
-    runs = [Run(["grpo"], rollouts=9), Run(["grpo", "sgpo"], 2)]
-    lines = [
-        *(line("start", "", block, text, 0.0) for block, text in enumerate(("1100", "2200"))),
-        *(
-            line("grpo", "9 rollouts", block, text, 1e12)
-            for block, text in enumerate(("2100", "3200"))
-        ),
-        *(
-            line("grpo", "2 passes", block, text, 2e12)
-            for block, text in enumerate(("2200", "3300"))
-        ),
-        *(
-            line("sgpo", "2 passes", block, text, 1e12)
-            for block, text in enumerate(("2200", "3300"))
-        ),
-    ]
-    text = page({"title": "T", "reference": "grpo"}, runs, lines)
+    text = page({"title": "T", "reference": "grpo"}, RUNS, LINES)
     (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo` | 2 p")]
     # 10 of 32 and 6 of 32 in the mean; the difference from grpo is 0 in both blocks
-    assert "| 31.2% | +12.5 (+12.5 to +12.5) | +0.0 (+0.0 to +0.0) |" in row
+    assert "| 31.2 % | +12.5 (+12.5 to +12.5) | +0.0 (+0.0 to +0.0) |" in row
     (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo`, 2 passes")]
     assert row.count("2.00") >= 4
+
+
+def test_hypotheses_are_decided_in_their_order_and_after_all_blocks() -> None:
+    plan = {"title": "T", "reference": "grpo", "blocks": [0, 1]}
+    plan["hypotheses"] = [["sgpo", "executed"], ["sgpo", "charged_paper"]]
+
+    def sentences(lines: list[dict[str, Any]], **changes: Any) -> list[str]:
+        text = page({**plan, **changes}, RUNS, lines)
+        return [row for row in text.splitlines() if row[:2] in ("1.", "2.")]
+
+    # as accurate as grpo's last run, for half of its compute
+    assert all("shown: `sgpo` needs less" in row for row in sentences(LINES))
+    assert all("1 of 2 blocks" in row for row in sentences([x for x in LINES if x["block"] == 0]))
+    scattered = [*LINES[:-1], {**LINES[-1], "correct": "0000"}]
+    first, second = sentences(scattered)
+    assert "not separable" in first
+    assert "not tested" in second
+    worst = [*LINES[:-2], *({**x, "correct": y} for x, y in zip(LINES[-2:], WORSE, strict=True))]
+    assert "refuted: `sgpo` needs more" in sentences(worst)[0]
+
+
+def test_a_profile_is_paid_once_or_shared() -> None:
+    mine = {**line("sgpo", "2 passes", 0, "1", 8.0), "flops_profile": {"executed": 4.0}}
+    mine |= {"seconds": {"generate": 3.0, "update": 2.0, "train": 9.0}, "seconds_profile": 2.0}
+    assert [compute(mine, "executed", runs) for runs in (1, 4)] == [12.0, 9.0]
+    assert [compute(mine, "seconds", runs) for runs in (1, 4)] == [7.0, 5.5]
+
+
+def test_rollouts_in_mixed_groups() -> None:
+    """Two of three groups of two are not mixed; a replayed rollout does not count."""
+    rows = [(0, 0, "correct"), (0, 0, "wrong"), (0, 1, "wrong"), (0, 1, "wrong")]
+    rows += [(1, 0, "correct"), (1, 0, "correct"), (1, 0, "wrong")]
+    replayed = [False] * 6 + [True]
+    frame = pl.DataFrame(rows, ["step", "group", "outcome"], orient="row")
+    assert mixed_rollouts(frame.with_columns(replayed=pl.Series(replayed))) == 2
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
@@ -131,7 +163,7 @@ def test_a_block_with_another_policy_and_a_block_outside_the_plan_are_refused(
         check_policy({"block": 1, "policy": "a"}, "b")
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"blocks": [0], "runs": []}))
     with pytest.raises(SystemExit, match=r"has no block 7; it has \[0\]"):
-        run_blocks(tmp_path / "plan.yaml", tmp_path / "work", [7])
+        run_blocks(tmp_path / "plan.yaml", tmp_path / "work", [7], 1)
     assert not (tmp_path / "work").exists()
 
 

@@ -1,0 +1,316 @@
+"""The page of a comparison in blocks (blocks.py): differences, ratios of compute, and reasons.
+
+A recipe's difference from another is its mean over the blocks, with Student's interval; it includes
+seeds, prompts and policies. The ratio of compute is that of the reference, at whose accuracy the
+recipe's equals it, over the recipe's: the reference's accuracy is taken as linear in the logarithm
+of compute between its runs, and the interval has every ratio at which the difference is not
+significant (Fieller)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student
+
+from flows.benchmark.results import counts_of
+from tests.bench.block_lines import PARTS, START, Run
+
+Floats = npt.NDArray[np.float64]
+Line = Mapping[str, Any]
+Interval = tuple[float, float, float]  # a value and its 95 % interval; NaN if there is none
+Cells = Mapping[tuple[str, str], Mapping[int, Line]]
+"""Lines by recipe and length of the run, and then by block."""
+COSTS = {
+    "charged_paper": "as the paper counts",
+    "executed": "executed",
+    "charged": "charged",
+    "charged_mixed": "charged, mixed groups",
+    "rollouts": "rollouts",
+    "device_seconds": "7B on an H100",
+    "seconds": "measured seconds",
+}
+SHARED = 4  # runs that share a profile
+
+
+def accuracy(line: Line) -> float:
+    return float(np.mean(counts_of(line["correct"]))) / int(line["trials"])
+
+
+def compute(line: Line, account: str, runs_per_profile: int = 1) -> float:
+    """Return a cell's cost, its profile divided among `runs_per_profile` runs: FLOPs by account,
+    rollouts, modelled seconds (`device_seconds`) or measured ones of generation and updates."""
+    if account in line["flops"]:
+        own, profile = line["flops"][account], line["flops_profile"][account]
+    else:
+        own, profile = line[account], line.get(f"{account}_profile", 0.0)
+    own = sum(own.get(part, 0.0) for part in PARTS) if account == "seconds" else own
+    return float(own + profile / runs_per_profile)
+
+
+def interval(values: Floats, level: float = 0.95) -> Interval:
+    """Return the mean of independent values, and the ends of Student's interval; NaN for one."""
+    mean = float(values.mean())
+    if len(values) < 2:
+        return mean, float("nan"), float("nan")
+    half = float(student.ppf((1 + level) / 2, len(values) - 1) * values.std(ddof=1))
+    return mean, mean - half / len(values) ** 0.5, mean + half / len(values) ** 0.5
+
+
+def detectable(deviation: float, num: int, power: float = 0.8, level: float = 0.95) -> float:
+    """Return the difference that a test over `num` blocks finds with `power`; `deviation` is that
+    of a block's difference. (An approximation by Student's quantiles, slightly too large.)"""
+    quantiles = student.ppf((1 + level) / 2, num - 1) + student.ppf(power, num - 1)
+    return float(quantiles * deviation / num**0.5)
+
+
+def ratio(
+    accuracy_B: Floats, compute_B: Floats, reference_BR: Floats, reference_compute_BR: Floats
+) -> Interval:
+    """Return the reference's compute over the recipe's at equal accuracy, and the ends of its 95 %
+    interval. `reference_BR` are the accuracies of the reference's R runs, by their compute. The
+    value is NaN if the accuracies never meet between the reference's runs. An end is 0 or infinity
+    if it is outside the range of these runs."""
+    logs = np.log(reference_compute_BR.mean(0) / compute_B.mean())
+    grid = np.linspace(logs[0], logs[-1], 2001)
+    kept, means = list[bool](), list[float]()
+    for place in grid:
+        at_B = np.array([np.interp(place, logs, values) for values in reference_BR])
+        mean, low, high = interval(accuracy_B - at_B)
+        means.append(mean)
+        kept.append(bool(low <= 0.0 <= high) or np.isnan(low))
+    signs = np.sign(means)
+    crossed = np.flatnonzero(signs[1:] != signs[:-1])
+    middle = float(np.exp(grid[crossed[0]])) if len(crossed) else float("nan")
+    inside = np.exp(grid[np.array(kept)])
+    first, last = float(np.exp(grid[0])), float(np.exp(grid[-1]))
+    if not len(inside):  # every run of the reference differs significantly
+        return (middle, last, float("inf")) if means[-1] > 0 else (middle, 0.0, first)
+    low, high = float(inside[0]), float(inside[-1])
+    return middle, 0.0 if low == first else low, float("inf") if high == last else high
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The lines of a plan: those of its `reference` by length, shortest first, and `cells`."""
+
+    reference: str
+    lengths: Sequence[str]
+    cells: Cells
+
+    def blocks(self, recipe: str, length: str) -> list[int]:
+        """Return the blocks with this cell and all runs of the reference."""
+        ours = [self.cells.get((self.reference, each), {}) for each in self.lengths]
+        found = self.cells.get((recipe, length), {})
+        return [block for block in sorted(found) if all(block in each for each in ours)]
+
+    def ratio(self, recipe: str, length: str, account: str, runs_per_profile: int = 1) -> Interval:
+        blocks = self.blocks(recipe, length)
+        lines = [self.cells[recipe, length][block] for block in blocks]
+        theirs = [
+            [self.cells[self.reference, each][block] for each in self.lengths] for block in blocks
+        ]
+        return ratio(
+            np.array([accuracy(line) for line in lines]),
+            np.array([compute(line, account, runs_per_profile) for line in lines]),
+            np.array([[accuracy(line) for line in each] for each in theirs]),
+            np.array([[compute(line, account) for line in each] for each in theirs]),
+        )
+
+
+def compared(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) -> Comparison:
+    reference, cells = plan["reference"], dict[tuple[str, str], dict[int, Line]]()
+    for line in lines:
+        cells.setdefault((line["recipe"], line["length"]), {})[line["block"]] = line
+    lengths = [run.length for run in runs if reference in run.recipes]
+    return Comparison(reference, lengths, cells)
+
+
+def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) -> str:
+    """Return the page of a plan's results."""
+    found = compared(plan, runs, lines)
+    parts = [
+        [f"# {plan['title']}", "", plan.get("about", "")],
+        hypotheses(plan, runs, found),
+        ["## Accuracy and compute", "", *accuracies(found)],
+        ["## Compute to the same accuracy", "", *ratios(found)],
+        paper_table(plan, found),
+        ["## Why", "", *reasons(found), "", *predictions(found)],
+    ]
+    return "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(header) + " |"
+    yield "|---" * len(header) + "|"
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def points(values: Interval) -> str:
+    mean, low, high = (100 * value for value in values)
+    return f"{mean:+.1f}" if np.isnan(low) else f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def factor(values: Interval) -> str:
+    """Return a ratio of compute in words."""
+    middle, low, high = values
+    value = "" if np.isnan(middle) else f"{middle:.2f} "
+    if low == 0.0 and np.isinf(high):
+        return f"{value}(no bound)"
+    if low == 0.0 or np.isinf(high):
+        return f"{value}(below {high:.2f})" if low == 0.0 else f"{value}(above {low:.2f})"
+    return f"{value}({low:.2f} to {high:.2f})"
+
+
+def hypotheses(plan: Mapping[str, Any], runs: Sequence[Run], found: Comparison) -> list[str]:
+    """Return a sentence for every hypothesis, in their order, and the number of blocks. Those after
+    an undecided one are not tested. Before all blocks are complete, none is decided."""
+    rows, is_open = list[str](), False
+    lengths = {recipe: run.length for run in runs for recipe in run.recipes}
+    for num, (recipe, account) in enumerate(plan.get("hypotheses", []), 1):
+        blocks = found.blocks(recipe, lengths[recipe])
+        if not blocks:
+            continue
+        of = found.ratio(recipe, lengths[recipe], account)
+        _, low, high = of
+        if len(blocks) < len(plan["blocks"]):
+            verdict = f"not decided: {len(blocks)} of {len(plan['blocks'])} blocks"
+        elif is_open:
+            verdict = "not tested, since one before it is undecided"
+        elif low > 1.0:
+            verdict = f"shown: `{recipe}` needs less"
+        elif high < 1.0:
+            verdict = f"refuted: `{recipe}` needs more"
+        else:
+            verdict = "not separable"
+        is_open = is_open or low <= 1.0 <= high
+        rows.append(
+            f"{num}. `{recipe}`, {COSTS[account]}: compute of `{found.reference}` / of the recipe "
+            f"to the same accuracy is {factor(of)}; {verdict}."
+        )
+    return ["## Hypotheses", "", *rows] if rows else []
+
+
+def accuracies(found: Comparison) -> Iterator[str]:
+    """Yield the table of accuracies and costs."""
+    base = found.cells.get((found.reference, found.lengths[-1]), {})
+    header = [
+        *("recipe", "length", "blocks", "test", "over the start"),
+        f"over `{found.reference}`, {found.lengths[-1]}",
+        *("rollouts, profile", COSTS["charged_paper"], COSTS["executed"]),
+    ]
+    rows = []
+    for (recipe, length), lines in found.cells.items():
+        mean = np.mean([accuracy(line) for line in lines.values()])
+        row = [f"`{recipe}`" if recipe != START else "initial policy", length, str(len(lines))]
+        row.append(f"{100 * mean:.1f} %")
+        for others in (found.cells.get((START, ""), {}), base):
+            both = [block for block in sorted(lines) if block in others and others is not lines]
+            own = np.array([accuracy(lines[block]) - accuracy(others[block]) for block in both])
+            row.append(points(interval(own)) if both else "")
+        rows.append([*row, *(costs_of([*lines.values()]) if recipe != START else ("", "", ""))])
+    return table(header, rows)
+
+
+def costs_of(lines: Sequence[Line]) -> tuple[str, str, str]:
+    """Return the means of rollouts and TFLOPs as text."""
+    own, profile = (
+        np.mean([line[name] for line in lines]) for name in ("rollouts", "rollouts_profile")
+    )
+    paper, executed = (
+        np.mean([compute(line, name) for line in lines]) / 1e12
+        for name in ("charged_paper", "executed")
+    )
+    return f"{own:,.0f}, {profile:,.0f}", f"{paper:,.0f} TFLOPs", f"{executed:,.0f} TFLOPs"
+
+
+def ratios(found: Comparison) -> Iterator[str]:
+    """Yield the table of compute ratios, for the blocks with all runs of the reference."""
+    rows = []
+    for (recipe, length), lines in found.cells.items():
+        blocks = found.blocks(recipe, length)
+        if recipe in (START, found.reference) or not blocks or len(found.lengths) < 2:
+            continue
+        reads = any(line["rollouts_profile"] for line in lines.values())
+        for runs in (1, SHARED) if reads else (1,):
+            name = f"`{recipe}`, {length}" + (f", profile for {runs} runs" if runs > 1 else "")
+            accounts = [name for name in COSTS if name in costs_with(lines[blocks[0]])]
+            rows.append([name, *(factor(found.ratio(recipe, length, a, runs)) for a in accounts)])
+    return table([f"`{found.reference}` / recipe", *COSTS.values()], rows)
+
+
+def costs_with(line: Line) -> set[str]:
+    return {*line["flops"], *line}
+
+
+def paper_table(plan: Mapping[str, Any], found: Comparison) -> list[str]:
+    """Return a table like the paper's: compute of profile and training in its account, and
+    accuracy; beside it the paper's own numbers."""
+    paper = plan.get("paper")
+    if not paper:
+        return []
+    rows = []
+    for recipe, theirs in paper["rows"].items():
+        length = found.lengths[-1] if recipe == found.reference else paper["length"]
+        lines = [*found.cells.get((recipe, length), {}).values()]
+        if not lines:
+            continue
+        own, profile = (
+            np.mean([line[name]["charged_paper"] for line in lines]) / 1e15
+            for name in ("flops", "flops_profile")
+        )
+        value = interval(np.array([accuracy(line) for line in lines]))
+        mean, low, high = (100 * each for each in value)
+        within = "" if np.isnan(low) else f" ({low:.1f} to {high:.1f})"
+        rows.append(
+            [f"`{recipe}`", f"{profile:.2f} + {own:.2f} PFLOPs", f"{mean:.1f} %{within}", *theirs]
+        )
+    header = ["recipe", "profile + training", "avg@4", *paper["columns"]]
+    return ["## As the paper reads", "", paper["about"].strip(), "", *table(header, rows)]
+
+
+def reasons(found: Comparison) -> Iterator[str]:
+    """Yield the table of mixed groups over training, and of the drift from the profile."""
+    rows = []
+    for (recipe, length), each in found.cells.items():
+        if recipe == START or not all("drift" in line for line in each.values()):
+            continue
+        lines = [*each.values()]
+        quarters = np.mean([line["mixed"] for line in lines], axis=0)
+        last = [line["drift"][-1] for line in lines]
+        drift, gap, chance = (
+            100 * np.mean([row[name] for row in last]) for name in ("drift", "gap", "chance")
+        )
+        share = np.mean([line["rollouts_mixed"] / line["rollouts"] for line in lines])
+        quarter_words = ", ".join(f"{100 * value:.0f}" for value in quarters)
+        rows.append(
+            [f"`{recipe}`", length, quarter_words, f"{share:.0%}", f"{drift:+.1f}"]
+            + [f"{gap:.1f} ({chance:.1f} by chance)"]
+        )
+    header = ["recipe", "length", "mixed groups by quarter, %", "rollouts in mixed groups"]
+    return table([*header, "drift of pass rates, points", "gap to the profile, points"], rows)
+
+
+def predictions(found: Comparison) -> Iterator[str]:
+    """Yield the table of the savings over the reference's longest run that profiles predict, and
+    that were measured, for recipes whose plan reads the profile."""
+    base, rows = found.cells.get((found.reference, found.lengths[-1]), {}), list[list[str]]()
+    for (recipe, _), lines in found.cells.items():
+        both = [block for block in lines if block in base and "predicted" in lines[block]]
+        for account in ("charged", "executed") if both else ():
+            for place, per in enumerate(("per pass", "per rollout of a mixed group")):
+                values = []
+                for block in both:
+                    mine, theirs = lines[block], base[block]
+                    cost = compute(mine, account) / compute(theirs, account)
+                    rate = mine["rollouts_mixed"] / theirs["rollouts_mixed"] if place else 1.0
+                    looks = [mine[n][account][place] for n in ("predicted_by_look", "predicted")]
+                    values.append([*looks, 1.0 - cost / rate])
+                of = [f"{100 * value:.0f} %" for value in np.mean(values, axis=0)]
+                rows.append([f"`{recipe}`", account, per, *of])
+    if rows:
+        yield from table(
+            ["saving of", "account", "", "by 64 prompts", "by the profile", "measured"], rows
+        )
