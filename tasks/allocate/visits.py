@@ -80,10 +80,12 @@ def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame
 
 
 def prompts_of(profile: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per prompt, in the profile's order: its counts and mean tokens per rollout."""
+    """Return a row per prompt, in the profile's order: its counts, its mean tokens per rollout, and
+    those of the prompt."""
     return profile.select(
         "correct",
         graded=pl.col("num_samples") - pl.col("error"),
         num_samples=pl.col("num_samples").cast(pl.Int64),
         tokens=pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples"),
+        prompt_tokens="prompt_tokens",
     )

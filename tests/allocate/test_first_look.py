@@ -22,7 +22,11 @@ TABLE = {  # by share of dead prompts: charged and executed, of sGPO and of a fi
 
 
 def one(rollouts: float, mixed: float) -> Pass:
-    return Pass(np.array([rollouts]), np.array([mixed]))
+    """A pass of rollouts of one token each, and no prompt."""
+    return Pass(*(np.array([value]) for value in (rollouts, mixed, rollouts, mixed)))
+
+
+PROFILE = one(8, 0)
 
 
 @pytest.mark.parametrize("dead", TABLE)
@@ -32,22 +36,21 @@ def test_the_table_of_passes(dead: float) -> None:
     uniform = one(8, 8 * live * MIXED_8)
     plan = one(live * SIZE + 14 * KEPT * UNSOLVED * dead, live * SIZE * MIXED)
     filtered = one(8 * live, 8 * live * MIXED_8)
-    profiled = np.array([8.0])
     for number, account in enumerate(("charged", "executed")):
-        per_pass, per_mixed = passes_to_pay(account, profiled, plan, uniform)
-        alone, _ = passes_to_pay(account, profiled, filtered, uniform)
+        per_pass, per_mixed = passes_to_pay(account, PROFILE, plan, uniform)
+        alone, _ = passes_to_pay(account, PROFILE, filtered, uniform)
         expected = [row[number] for row in TABLE[dead]]
         assert [*per_pass, *per_mixed, *alone] == pytest.approx(expected, rel=0.02)
 
 
 def test_a_plan_that_is_the_uniform_one_never_pays() -> None:
     for account in ("charged", "executed", "seconds"):
-        found = passes_to_pay(account, np.array([8.0]), one(8, 5), one(8, 5), 0.5)
+        found = passes_to_pay(account, PROFILE, one(8, 5), one(8, 5), 0.5)
         assert [part[0] for part in found] == [NEVER, NEVER]
 
 
 def test_seconds_weigh_updates_by_the_ratio_of_speeds() -> None:
-    (per_pass,), _ = passes_to_pay("seconds", np.array([8.0]), one(4, 2), one(8, 4), 0.5)
+    (per_pass,), _ = passes_to_pay("seconds", PROFILE, one(4, 2), one(8, 4), 0.5)
     assert per_pass == pytest.approx(16 / (2 * 4 + 3 * 2))
 
 
@@ -73,9 +76,10 @@ def test_a_look_by_hand() -> None:
     _, allocate = load_strategy(spec)
     plan = make_plan(allocate(profile, 3, np.random.default_rng(0)).phases, profile)
     found = look_at(compare(plan, profile), 10**9, 1.0)
-    for account, saved in (("charged", 8 * 320), ("executed", 2 * 320)):
+    # a rollout of 15 tokens; a group of 8 computes 85, and one of 2,000 samples 20,005
+    for account, profiled, saved in (("charged", 30_000, 8 * 120), ("executed", 20_005, 2 * 85)):
         (per_pass, low, high), (per_mixed, *_) = found[account]
-        assert per_pass == pytest.approx(2 * 80 * 2000 / saved, rel=0.01)
+        assert per_pass == pytest.approx(2 * 80 * profiled / (40 * saved), rel=0.01)
         assert low < per_pass < high
         # the same mixed groups, so the same saving
         assert per_mixed == pytest.approx(per_pass, rel=0.01)

@@ -1,5 +1,5 @@
-"""The lines of a comparison in blocks (blocks.py): a cell's accuracy, costs, dead groups and drift,
-and what a first look would have predicted of its costs."""
+"""The lines of a comparison in blocks (blocks.py): a cell's accuracy, costs, dead groups and
+drift."""
 
 import platform
 import shutil
@@ -14,8 +14,6 @@ import polars as pl
 
 from flows.benchmark.cells import passes_of, wave_of
 from flows.benchmark.results import digits
-from tasks.allocate.budget import compared_plan
-from tasks.allocate.first_look import pass_of
 from tasks.code.effective import complete
 from tasks.common import recipes
 from tasks.common.accounting.device_time import DeviceTime
@@ -34,7 +32,6 @@ KEPT = ("params.yaml", "policy.json", "prompts/*", "profile/*", "baseline/*", "m
 START = "start"  # the recipe of a block's initial policy
 QUARTERS = 4
 DRIFT = ("pass", "drift", "gap", "chance", "mixed_rate", "mixed_rate_forecast")
-LOOK = 64  # prompts of a first look
 
 
 @dataclass(frozen=True)
@@ -115,8 +112,7 @@ def tested(folder: Path) -> dict[str, Any]:
 
 def trained(layout: Layout, recipe: str, seed: int) -> dict[str, Any]:
     """Return a cell's costs, its validation curve, its share of mixed groups in each quarter of its
-    steps, and the drift of its pass rates from the profile in each pass. If its plan reads the
-    profile, return the savings that the profile predicts, too."""
+    steps, and the drift of its pass rates from the profile in each pass."""
     out = layout.train(recipe, seed)
     flops = read_checked(out / "flops.json")
     plan = read_checked(layout.plan(recipe, seed) / "forecast.json")
@@ -143,21 +139,14 @@ def trained(layout: Layout, recipe: str, seed: int) -> dict[str, Any]:
     if not plan["reads_profile"]:
         zero = dict.fromkeys(ACCOUNTS, 0.0)
         return {**line, "rollouts_profile": 0.0, "flops_profile": zero}
-    profiled, passes = read_checked(layout.profile / "flops.json"), plan_passes(steps)
-    few = profile.sample(min(LOOK, len(profile)), seed=0)
+    profiled = read_checked(layout.profile / "flops.json")
     return {
         **line,
         "rollouts_profile": profiled["rollouts"]["profile"],
         "flops_profile": {name: profiled[name]["profile"] for name in ACCOUNTS},
         "device_seconds_profile": profile_seconds(layout),
         "seconds_profile": read_checked(layout.measured("profile"))["seconds"]["profile"],
-        "predicted": predicted(values, profile, recipe, passes),
-        "predicted_by_look": predicted(values, few, recipe, passes),
     }
-
-
-def plan_passes(steps: pl.DataFrame) -> int:
-    return int(steps["pass"].max()) + 1  # type: ignore[arg-type]
 
 
 def mixed_rollouts(rollouts: pl.DataFrame) -> int:
@@ -198,25 +187,3 @@ def profile_seconds(layout: Layout) -> float:
     prompts, completions = (rows[name].to_numpy().astype(np.int64) for name in lengths[1:])
     once = prompts[rows["sample_index"].to_numpy() == 0]
     return round(wave_of(prompts, completions, time_of) + time_of.read(once), 3)
-
-
-def predicted(
-    values: dict[str, Any], profile: pl.DataFrame, recipe: str, passes: int
-) -> dict[str, tuple[float, float]]:
-    """Return by account the saving of the recipe's plan and profile relative to groups of its
-    largest size for every prompt, over `passes`, as the first look sees it: of the costs, and of
-    the costs per rollout of a mixed group."""
-    compared = compared_plan(values, profile, recipe)
-    one = np.ones((1, len(profile)))
-    plan, uniform, samples = (
-        pass_of(each, compared).summed(one)
-        for each in (compared.plan, compared.uniform, compared.samples)
-    )
-    profiled = 2.0 * float(samples.rollouts[0]) * compared.uniform.times
-    share = float(plan.mixed[0] / uniform.mixed[0])
-    found = {}
-    for account in ("charged", "executed"):
-        mine, theirs = (float(each.cost(account, 1.0)[0]) * passes for each in (plan, uniform))
-        ratio = (profiled + mine) / theirs
-        found[account] = (round(1.0 - ratio, 4), round(1.0 - ratio / share, 4))
-    return found

@@ -136,7 +136,7 @@ def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) ->
         ["## Accuracy and compute", "", *accuracies(found)],
         ["## Compute to the same accuracy", "", *ratios(found)],
         paper_table(plan, found),
-        ["## Why", "", *reasons(found), "", *predictions(found)],
+        ["## Why", "", *reasons(found)],
     ]
     return "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n"
 
@@ -291,26 +291,3 @@ def reasons(found: Comparison) -> Iterator[str]:
         )
     header = ["recipe", "length", "mixed groups by quarter, %", "rollouts in mixed groups"]
     return table([*header, "drift of pass rates, points", "gap to the profile, points"], rows)
-
-
-def predictions(found: Comparison) -> Iterator[str]:
-    """Yield the table of the savings over the reference's longest run that profiles predict, and
-    that were measured, for recipes whose plan reads the profile."""
-    base, rows = found.cells.get((found.reference, found.lengths[-1]), {}), list[list[str]]()
-    for (recipe, _), lines in found.cells.items():
-        both = [block for block in lines if block in base and "predicted" in lines[block]]
-        for account in ("charged", "executed") if both else ():
-            for place, per in enumerate(("per pass", "per rollout of a mixed group")):
-                values = []
-                for block in both:
-                    mine, theirs = lines[block], base[block]
-                    cost = compute(mine, account) / compute(theirs, account)
-                    rate = mine["rollouts_mixed"] / theirs["rollouts_mixed"] if place else 1.0
-                    looks = [mine[n][account][place] for n in ("predicted_by_look", "predicted")]
-                    values.append([*looks, 1.0 - cost / rate])
-                of = [f"{100 * value:.0f} %" for value in np.mean(values, axis=0)]
-                rows.append([f"`{recipe}`", account, per, *of])
-    if rows:
-        yield from table(
-            ["saving of", "account", "", "by 64 prompts", "by the profile", "measured"], rows
-        )

@@ -41,7 +41,7 @@ class Measure:
 def measures(root: Path) -> Iterator[Measure]:
     """Yield every measure of the tree at `root`."""
     product = [*files(root / "tasks"), *files(root / "flows")]
-    yield Measure("product lines", num_lines(product), 57_410, 39_000)
+    yield Measure("product lines", num_lines(product), 57_420, 39_000)
     for folder, limit, aim in (
         ("flows", 8_545, 5_600),
         ("tasks/common", 6_785, 4_200),
@@ -60,7 +60,7 @@ def measures(root: Path) -> Iterator[Measure]:
     reached = reach_of_a_cell(root)
     yield Measure("lines that a train cell can reach", num_lines(reached), 17_020, 9_500)
     yield Measure("files that a train cell can reach", len(reached), 139, 75)
-    yield Measure("test lines", num_lines(files(root / "tests")), 47_400, 28_000)
+    yield Measure("test lines", num_lines(files(root / "tests")), 47_900, 28_000)
 
     folders = Counter(path.parent for path in product if path.name != "__init__.py")
     crowded = max(

@@ -29,10 +29,10 @@ SMALL = {
 }
 # run by test_contamination.py, by test_profile_scale.py, by tests/grading/test_agreement.py, by
 # `make lint`, by tests/test_chain.py, and in parts by tests/profile/test_rescoring.py,
-# tests/train/test_beliefs.py and tests/bench/test_blocks.py
+# tests/train/test_beliefs.py, test_blocks.py and test_first_look.py
 ELSEWHERE = {
-    *("agreement", "beliefs", "blocks", "contamination", "measures", "profile_scale"),
-    *("rescoring", "stage_start"),
+    *("agreement", "beliefs", "blocks", "contamination", "first_look", "measures"),
+    *("profile_scale", "rescoring", "stage_start"),
 }
 NEEDS = {
     "engine_throughput": [pytest.mark.vllm],
