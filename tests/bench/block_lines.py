@@ -1,9 +1,11 @@
 """The lines of a comparison in blocks (blocks.py): a cell's accuracy, costs, dead groups and
 drift."""
 
+import io
 import platform
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("generate", "score", "update")
 KEPT = ("params.yaml", "policy.json", "prompts/*", "profile/*", "baseline/*", "measured/*.json")
 """Files of a data root that are copied, besides those of a cell except weights and checkpoints."""
+TOKENS = ["token_ids", "sampler_logprobs", "is_action", "versions"]
 START = "start"  # the recipe of a block's initial policy
 QUARTERS = 4
 DRIFT = ("pass", "drift", "gap", "chance", "mixed_rate", "mixed_rate_forecast")
@@ -59,6 +62,26 @@ def keep(work: Path, folder: Path, block: int, run: Run) -> None:
             copy = folder / path.relative_to(work)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
+
+
+def archive(kept: Path, plan: Path, block: int) -> None:
+    """Write a block's copied tables to an archive beside the plan, the same bytes each time. Its
+    folders have names such as gsm-0-2-passes."""
+    path = plan.with_name(f"{plan.name}-{block}.tar.xz")
+    with tarfile.open(path, "w:xz", preset=9) as tar:
+        for file in sorted(kept.glob(f"{block} */**/*")):
+            if not file.is_file():
+                continue
+            folder, *rest = file.relative_to(kept).parts
+            name = "-".join([plan.name, *folder.replace(",", "").split()])
+            content = file.read_bytes()
+            if file.match("train/rollouts.parquet"):
+                buffer = io.BytesIO()
+                pl.read_parquet(file).drop(TOKENS).write_parquet(buffer, compression="uncompressed")
+                content = buffer.getvalue()
+            entry = tarfile.TarInfo("/".join([name, *rest]))  # without times and owners
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
 
 
 def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:

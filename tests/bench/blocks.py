@@ -3,6 +3,7 @@ and compared only with each other.
 
     python -m tests.bench.blocks run docs/results/blocks/gsm.yaml --work gsm [--blocks 0 1]
     python -m tests.bench.blocks tables docs/results/blocks/gsm.yaml
+    python -m tests.bench.blocks archive docs/results/blocks/gsm.yaml --work gsm --blocks 0
 
 A plan has `params` (a params.yaml), `problems` (the seed of block 0's problems, in the first
 source; other blocks have the next seeds, so that each has its own training, validation and test
@@ -11,10 +12,12 @@ number of rollouts, those of the reference in the order of their compute. `run` 
 `--work` up to date for each block and run, as `winnow run` does, and appends a line for every cell
 to the results file beside the plan (.jsonl). It copies the cells' tables to `--work`-kept, because
 the next run replaces them. A cell with a line is not run again, and an interrupted one resumes in
-the same data root. CPUs of other models round differently, so the policy
-may differ between blocks; differences within a block do not depend on that.
+the same data root. CPUs of other models round differently, so the policy may differ between blocks;
+differences within a block do not depend on that.
 
-`tables` writes the page beside the plan (.md; block_page.py)."""
+`tables` writes the page beside the plan (.md; block_page.py). `archive` writes the copied tables of
+a block beside the plan (-0.tar.xz), as data roots that `winnow read` opens once they are unpacked
+at the top of the project. Training rollouts lose their tokens and log-probabilities there."""
 
 import argparse
 import subprocess
@@ -29,7 +32,7 @@ from flows.benchmark.results import append_result, read_results
 from tasks.common.checksums import read_checked
 from tasks.common.files import replace_file
 from tasks.common.layout import Layout
-from tests.bench.block_lines import ROOT, START, Run, keep, lines_of
+from tests.bench.block_lines import ROOT, START, Run, archive, keep, lines_of
 from tests.bench.block_page import Line, page
 
 
@@ -68,10 +71,14 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int], concurrency: int) 
             card = read_checked(Layout(work).policy_card)
             check_policy(read_results(results).get(f"{block} {START}"), card["digest"])
             subprocess.run([*command, "--concurrency", str(concurrency)], check=True)
+            keep(work, kept_folder(work) / f"{block} {run.length}", block, run)
             for line in lines_of(Layout(work), block, run):
                 if line["key"] not in read_results(results):
                     append_result(results, line)
-            keep(work, work.with_name(f"{work.name}-kept") / f"{block} {run.length}", block, run)
+
+
+def kept_folder(work: Path) -> Path:
+    return work.with_name(f"{work.name}-kept")
 
 
 def check_policy(start: Line | None, digest: str) -> None:
@@ -85,7 +92,7 @@ def check_policy(start: Line | None, digest: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("command", choices=["run", "tables"])
+    parser.add_argument("command", choices=["run", "tables", "archive"])
     parser.add_argument("plan", type=Path)
     parser.add_argument("--work", type=Path, default=Path("blocks"))
     parser.add_argument("--blocks", type=int, nargs="+", help="default: all of the plan")
@@ -94,6 +101,8 @@ def main() -> None:
     plan, runs = read_plan(args.plan)
     if args.command == "run":
         run_blocks(args.plan, args.work, args.blocks or plan["blocks"], args.concurrency)
+    for block in args.blocks or plan["blocks"] if args.command == "archive" else ():
+        archive(kept_folder(args.work), args.plan.with_suffix(""), block)
     lines = [*read_results(args.plan.with_suffix(".jsonl")).values()]
     text = page(plan, runs, lines).encode()
     replace_file(args.plan.with_suffix(".md"), lambda file: file.write(text))

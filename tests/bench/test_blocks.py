@@ -1,6 +1,7 @@
 """The comparison in blocks: intervals, ratios of compute, and the parameters of a block."""
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from flows.benchmark.results import read_results
 from tasks.code import effective
-from tests.bench.block_lines import ROOT, START, Run, mixed_rollouts
+from tests.bench.block_lines import ROOT, START, TOKENS, Run, archive, mixed_rollouts
 from tests.bench.block_page import compute, detectable, interval, page, ratio
 from tests.bench.blocks import check_policy, params_of, read_plan, run_blocks
 
@@ -179,3 +180,21 @@ def test_the_parameters_of_a_block(tmp_path: Path) -> None:
     assert json.loads(json.dumps(read)) == plan  # unchanged
     budget = params_of(read, 0, Run(["grpo"], rollouts=64))["experiment"]["budget"]
     assert budget == {"account": "rollouts", "amount": 64}
+
+
+def test_an_archive_has_data_roots(tmp_path: Path) -> None:
+    train = tmp_path / "kept/0 2 passes/runs/grpo/0/train"
+    train.mkdir(parents=True)
+    rows = {"text": ["a"], **{name: [[1]] for name in TOKENS}}
+    pl.DataFrame(rows).write_parquet(train / "rollouts.parquet")
+    (tmp_path / "kept/0 2 passes/policy.json").write_text("{}")
+    archives = []
+    for _ in range(2):
+        archive(tmp_path / "kept", tmp_path / "gsm", 0)
+        archives.append((tmp_path / "gsm-0.tar.xz").read_bytes())
+    assert archives[0] == archives[1]
+    with tarfile.open(tmp_path / "gsm-0.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    assert (tmp_path / "gsm-0-2-passes/policy.json").read_text() == "{}"
+    rollouts = pl.read_parquet(tmp_path / "gsm-0-2-passes/runs/grpo/0/train/rollouts.parquet")
+    assert rollouts.to_dict(as_series=False) == {"text": ["a"]}
