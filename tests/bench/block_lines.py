@@ -33,6 +33,7 @@ KEPT = ("params.yaml", "policy.json", "prompts/*", "profile/*", "baseline/*", "m
 """Files of a data root that are copied, besides those of a cell except weights and checkpoints."""
 TOKENS = ["token_ids", "sampler_logprobs", "is_action", "versions"]
 START = "start"  # the recipe of a block's initial policy
+CONSTANT = "constant"  # that of the best constant answer
 QUARTERS = 4
 DRIFT = ("pass", "drift", "gap", "chance", "mixed_rate", "mixed_rate_forecast")
 
@@ -85,7 +86,7 @@ def archive(kept: Path, plan: Path, block: int) -> None:
 
 
 def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the line of a block's start, and those of a run's cells."""
+    """Yield the lines of a block's start and best constant answer, and those of a run's cells."""
     common = {
         "block": block,
         "code": git("rev-parse", "HEAD"),
@@ -102,6 +103,8 @@ def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:
         "profile": digits(profile["correct"].to_list()),
         "profile_samples": int(profile["num_samples"].max()),  # type: ignore[arg-type]
     }
+    constant = {"key": f"{block} {CONSTANT}", "recipe": CONSTANT, "length": "", "trials": 1}
+    yield {**common, **constant, "correct": best_constant(layout)}
     for recipe in run.recipes:
         yield {
             **common,
@@ -131,6 +134,12 @@ def tested(folder: Path) -> dict[str, Any]:
     answers = ROLLOUTS.read_columns(folder / "rollouts.parquet", ["prompt_id", "greedy", "outcome"])
     scores = score_prompts(answers).sort("prompt_id")
     return {"correct": digits(scores["correct"].to_list()), "trials": int(scores["trials"][0])}
+
+
+def best_constant(layout: Layout) -> str:
+    """Return which test prompts the most frequent gold answer solves, in the order of their ids."""
+    answers = PROMPTS.read(layout.prompts("test")).sort("prompt_id")["answer"]
+    return digits((answers == answers.mode().sort()[0]).cast(pl.Int64).to_list())
 
 
 def trained(layout: Layout, recipe: str, seed: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ recipe's equals it, over the recipe's: the reference's accuracy is taken as line
 of compute between its runs, and the interval has every ratio at which the difference is not
 significant (Fieller)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from flows.benchmark.results import counts_of
-from tests.bench.block_lines import PARTS, START, Run
+from tests.bench.block_lines import CONSTANT, PARTS, START, Run
 
 Floats = npt.NDArray[np.float64]
 Line = Mapping[str, Any]
@@ -31,6 +31,7 @@ COSTS = {
     "device_seconds": "7B on an H100",
     "seconds": "measured seconds",
 }
+NAMES = {START: "initial policy", CONSTANT: "best constant answer"}  # of cells without training
 SHARED = 4  # runs that share a profile
 
 
@@ -133,19 +134,22 @@ def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) ->
     parts = [
         [f"# {plan['title']}", "", plan.get("about", "")],
         hypotheses(plan, runs, found),
-        ["## Accuracy and compute", "", *accuracies(found)],
-        ["## Compute to the same accuracy", "", *ratios(found)],
+        section("Accuracy and compute", accuracies(found)),
+        section("Compute to the same accuracy", ratios(found)),
         paper_table(plan, found),
-        ["## Why", "", *reasons(found)],
+        section("Why", reasons(found)),
     ]
     return "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(header) + " |"
-    yield "|---" * len(header) + "|"
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
+def section(title: str, body: Sequence[str]) -> list[str]:
+    return [f"## {title}", "", *body] if body else []
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, none without rows."""
+    whole = [header, ["---"] * len(header), *rows] if rows else []
+    return ["| " + " | ".join(row) + " |" for row in whole]
 
 
 def points(values: Interval) -> str:
@@ -190,11 +194,11 @@ def hypotheses(plan: Mapping[str, Any], runs: Sequence[Run], found: Comparison) 
             f"{num}. `{recipe}`, {COSTS[account]}: compute of `{found.reference}` / of the recipe "
             f"to the same accuracy is {factor(of)}; {verdict}."
         )
-    return ["## Hypotheses", "", *rows] if rows else []
+    return section("Hypotheses", rows)
 
 
-def accuracies(found: Comparison) -> Iterator[str]:
-    """Yield the table of accuracies and costs."""
+def accuracies(found: Comparison) -> list[str]:
+    """Return the table of accuracies and costs."""
     base = found.cells.get((found.reference, found.lengths[-1]), {})
     header = [
         *("recipe", "length", "blocks", "test", "over the start"),
@@ -204,13 +208,13 @@ def accuracies(found: Comparison) -> Iterator[str]:
     rows = []
     for (recipe, length), lines in found.cells.items():
         mean = np.mean([accuracy(line) for line in lines.values()])
-        row = [f"`{recipe}`" if recipe != START else "initial policy", length, str(len(lines))]
+        row = [NAMES.get(recipe, f"`{recipe}`"), length, str(len(lines))]
         row.append(f"{100 * mean:.1f} %")
         for others in (found.cells.get((START, ""), {}), base):
             both = [block for block in sorted(lines) if block in others and others is not lines]
             own = np.array([accuracy(lines[block]) - accuracy(others[block]) for block in both])
             row.append(points(interval(own)) if both else "")
-        rows.append([*row, *(costs_of([*lines.values()]) if recipe != START else ("", "", ""))])
+        rows.append([*row, *(("", "", "") if recipe in NAMES else costs_of([*lines.values()]))])
     return table(header, rows)
 
 
@@ -226,12 +230,12 @@ def costs_of(lines: Sequence[Line]) -> tuple[str, str, str]:
     return f"{own:,.0f}, {profile:,.0f}", f"{paper:,.0f} TFLOPs", f"{executed:,.0f} TFLOPs"
 
 
-def ratios(found: Comparison) -> Iterator[str]:
-    """Yield the table of compute ratios, for the blocks with all runs of the reference."""
+def ratios(found: Comparison) -> list[str]:
+    """Return the table of compute ratios, for the blocks with all runs of the reference."""
     rows = []
     for (recipe, length), lines in found.cells.items():
         blocks = found.blocks(recipe, length)
-        if recipe in (START, found.reference) or not blocks or len(found.lengths) < 2:
+        if recipe in (*NAMES, found.reference) or not blocks or len(found.lengths) < 2:
             continue
         reads = any(line["rollouts_profile"] for line in lines.values())
         for runs in (1, SHARED) if reads else (1,):
@@ -268,14 +272,15 @@ def paper_table(plan: Mapping[str, Any], found: Comparison) -> list[str]:
             [f"`{recipe}`", f"{profile:.2f} + {own:.2f} PFLOPs", f"{mean:.1f} %{within}", *theirs]
         )
     header = ["recipe", "profile + training", "avg@4", *paper["columns"]]
-    return ["## As the paper reads", "", paper["about"].strip(), "", *table(header, rows)]
+    of = table(header, rows)
+    return section("As the paper reads", [paper["about"].strip(), "", *of] if of else [])
 
 
-def reasons(found: Comparison) -> Iterator[str]:
-    """Yield the table of mixed groups over training, and of the drift from the profile."""
+def reasons(found: Comparison) -> list[str]:
+    """Return the table of mixed groups over training, and of the drift from the profile."""
     rows = []
     for (recipe, length), each in found.cells.items():
-        if recipe == START or not all("drift" in line for line in each.values()):
+        if recipe in NAMES or not all("drift" in line for line in each.values()):
             continue
         lines = [*each.values()]
         quarters = np.mean([line["mixed"] for line in lines], axis=0)
