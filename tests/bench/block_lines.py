@@ -41,11 +41,12 @@ DRIFT = ("pass", "drift", "gap", "chance", "mixed_rate", "mixed_rate_forecast")
 @dataclass(frozen=True)
 class Run:
     """Recipes that are run with the same number of passes over their prompts, or until they have
-    generated a number of `rollouts`."""
+    generated a number of `rollouts`; in these `blocks` only, or in all."""
 
     recipes: list[str]
     passes: int = 1
     rollouts: int | None = None
+    blocks: list[int] | None = None
 
     @property
     def length(self) -> str:

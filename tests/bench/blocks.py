@@ -8,12 +8,12 @@ and compared only with each other.
 A plan has `params` (a params.yaml), `problems` (the seed of block 0's problems, in the first
 source; other blocks have the next seeds, so that each has its own training, validation and test
 prompts), `blocks`, `reference` (a recipe), and `runs`: recipes with the passes of their plans or a
-number of rollouts, those of the reference in the order of their compute. `run` brings the data root
-`--work` up to date for each block and run, as `winnow run` does, and appends a line for every cell
-to the results file beside the plan (.jsonl). It copies the cells' tables to `--work`-kept, because
-the next run replaces them. A cell with a line is not run again, and an interrupted one resumes in
-the same data root. CPUs of other models round differently, so the policy may differ between blocks;
-differences within a block do not depend on that.
+number of rollouts, in some blocks or all; those of the reference are in the order of their compute.
+`run` brings the data root `--work` up to date for each block and run, as `winnow run` does, and
+appends a line for every cell to the results file beside the plan (.jsonl). It copies the cells'
+tables to `--work`-kept, because the next run replaces them. A cell with a line is not run again,
+and an interrupted one resumes in the same data root. CPUs of other models round differently, so the
+policy may differ between blocks; differences within a block do not depend on that.
 
 `tables` writes the page beside the plan (.md; block_page.py). `archive` writes the copied tables of
 a block beside the plan (-0.tar.xz), as data roots that `winnow read` opens once they are unpacked
@@ -61,7 +61,7 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int], concurrency: int) 
     for block in blocks:
         for run in runs:
             missing = [r for r in run.recipes if run.key(block, r) not in read_results(results)]
-            if not missing:
+            if not missing or (run.blocks is not None and block not in run.blocks):
                 continue
             run = replace(run, recipes=missing)
             params = yaml.safe_dump(params_of(plan, block, run)).encode()

@@ -135,6 +135,24 @@ def write_figure(rows: pl.DataFrame) -> None:
         replace_file(path, lambda stream: figure.savefig(stream, format="svg", metadata=metadata))
 
 
+def table(rows: pl.DataFrame) -> list[str]:
+    """Return the table of the documentation: savings in percent."""
+    header = ["problems", "dead prompts", "account"]
+    header += [f"per {u}: {what}" for u in UNITS for what in ("predicted", "before", "measured")]
+    lines = [header, ["---"] * len(header)]
+    keys = ["name", "account"]
+    for (name, account), part in rows.group_by(keys, maintain_order=True):
+        cells = [str(name), f"{100 * part['dead'][0]:.0f} %", f"`{account}`"]
+        for unit in UNITS:
+            of = part.filter(unit=unit)
+            now, before = (of.filter(formula=each).row(0, named=True) for each in FORMULAS[::-1])
+            ends = (100 * now[each] for each in ("look", "look_low", "look_high"))
+            cells.append("{:.0f} ({:.0f} to {:.0f})".format(*ends))
+            cells += [f"{100 * before['look']:.0f}", f"{100 * now['measured']:.0f}"]
+        lines.append(cells)
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("roots", nargs="*", help="NAME=REFERENCE[:ROOT]")
@@ -148,7 +166,7 @@ def main() -> None:
     rows = pl.concat(found).with_columns(pl.selectors.float().round(4))
     replace_file(RESULTS, lambda file: file.write(rows.write_csv().encode()))
     write_figure(rows)
-    print(rows.drop("look_low", "look_high"))
+    print(*table(rows), sep="\n")
 
 
 if __name__ == "__main__":
