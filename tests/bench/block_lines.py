@@ -35,7 +35,7 @@ TOKENS = ["token_ids", "sampler_logprobs", "is_action", "versions"]
 START = "start"  # the recipe of a block's initial policy
 CONSTANT = "constant"  # that of the best constant answer
 QUARTERS = 4
-DRIFT = ("pass", "drift", "gap", "chance", "mixed_rate", "mixed_rate_forecast")
+DRIFT = ("drift", "gap", "chance", "mixed_rate", "mixed_rate_forecast")
 
 
 @dataclass(frozen=True)
@@ -145,20 +145,21 @@ def best_constant(layout: Layout) -> str:
 
 def trained(layout: Layout, recipe: str, seed: int) -> dict[str, Any]:
     """Return a cell's costs, its validation curve, its share of mixed groups in each quarter of its
-    steps, and the drift of its pass rates from the profile in each pass."""
+    steps, and their drift from the profile's pass rates."""
     out = layout.train(recipe, seed)
     flops = read_checked(out / "flops.json")
     plan = read_checked(layout.plan(recipe, seed) / "forecast.json")
     steps = STEPS.read(out / "steps.parquet")
     rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
-    quarter = pl.int_range(pl.len()) * QUARTERS // pl.len()
-    groups = steps.group_by(quarter.alias("quarter"), maintain_order=True).agg(
+    # in place of the plan's passes: with a budget the number of passes is not that of the plan
+    quarters = steps.with_columns((pl.int_range(pl.len()) * QUARTERS // pl.len()).alias("pass"))
+    groups = quarters.group_by("pass", maintain_order=True).agg(
         mixed=pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum(),
     )
     curve = CURVE.read(out / "curve.parquet").filter(pl.col("branch").is_null())
     values = complete(load(layout.root / "params.yaml"))
     profile = PROFILE.read(layout.profile / "profile.parquet")
-    drift = drift_of(groups_of(steps, rollouts, profile), stale_above=0.0)["passes"]
+    drift = drift_of(groups_of(quarters, rollouts, profile), stale_above=0.0)["passes"]
     line = {
         "rollouts": flops["rollouts"]["generate"],
         "rollouts_mixed": mixed_rollouts(rollouts),

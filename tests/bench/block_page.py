@@ -189,6 +189,8 @@ def hypotheses(plan: Mapping[str, Any], runs: Sequence[Run], found: Comparison) 
             verdict = f"refuted: `{recipe}` needs more"
         else:
             verdict = "not separable"
+            if np.isfinite(high):
+                verdict += f"; a factor above {high:.2f} is excluded"
         is_open = is_open or low <= 1.0 <= high
         rows.append(
             f"{num}. `{recipe}`, {COSTS[account]}: compute of `{found.reference}` / of the recipe "
@@ -277,7 +279,8 @@ def paper_table(plan: Mapping[str, Any], found: Comparison) -> list[str]:
 
 
 def reasons(found: Comparison) -> list[str]:
-    """Return the table of mixed groups over training, and of the drift from the profile."""
+    """Return the table of mixed groups over training, and of the drift from the profile in the last
+    quarter of the steps."""
     rows = []
     for (recipe, length), each in found.cells.items():
         if recipe in NAMES or not all("drift" in line for line in each.values()):
@@ -295,4 +298,4 @@ def reasons(found: Comparison) -> list[str]:
             + [f"{gap:.1f} ({chance:.1f} by chance)"]
         )
     header = ["recipe", "length", "mixed groups by quarter, %", "rollouts in mixed groups"]
-    return table([*header, "drift of pass rates, points", "gap to the profile, points"], rows)
+    return table([*header, "drift at the end, points", "gap at the end, points"], rows)
