@@ -7,7 +7,7 @@ from tasks.code.effective import complete
 from tasks.common.params import load
 from tests.allocate.test_allocate import profile_of
 from tests.bench.block_lines import ROOT
-from tests.bench.first_look import measured, savings
+from tests.bench.first_look import RESULTS, measured, savings, table
 
 
 def test_savings_by_hand() -> None:
@@ -32,3 +32,7 @@ def test_measured_savings() -> None:
     costs.append({"executed": 6.0, "pass": 1.0, "mixed rollout": 2.0})
     assert measured(costs, "executed", "pass") == 0.25
     assert measured(costs, "executed", "mixed rollout") == -0.5
+
+
+def test_the_page_has_the_table() -> None:
+    assert "\n".join(table(pl.read_csv(RESULTS))) in (ROOT / "docs/guide/profiles.md").read_text()
