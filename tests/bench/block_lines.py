@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import polars as pl
@@ -22,6 +22,7 @@ from tasks.common.accounting.device_time import DeviceTime
 from tasks.common.accounting.ledger import ACCOUNTS
 from tasks.common.artifacts import CURVE, PROFILE, PROMPTS, ROLLOUTS, STEPS, TRAIN_ROLLOUTS
 from tasks.common.checksums import read_checked
+from tasks.common.files import replace_file
 from tasks.common.layout import Layout
 from tasks.common.params import load
 from tasks.common.statistics import score_prompts
@@ -69,21 +70,30 @@ def keep(work: Path, folder: Path, block: int, run: Run) -> None:
 def archive(kept: Path, plan: Path, block: int) -> None:
     """Write a block's copied tables to an archive beside the plan, the same bytes each time. Its
     folders have names such as gsm-0-2-passes."""
-    path = plan.with_name(f"{plan.name}-{block}.tar.xz")
-    with tarfile.open(path, "w:xz", preset=9) as tar:
-        for file in sorted(kept.glob(f"{block} */**/*")):
-            if not file.is_file():
-                continue
-            folder, *rest = file.relative_to(kept).parts
-            name = "-".join([plan.name, *folder.replace(",", "").split()])
-            content = file.read_bytes()
-            if file.match("train/rollouts.parquet"):
-                buffer = io.BytesIO()
-                pl.read_parquet(file).drop(TOKENS).write_parquet(buffer, compression="uncompressed")
-                content = buffer.getvalue()
-            entry = tarfile.TarInfo("/".join([name, *rest]))  # without times and owners
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+    files = [path for path in sorted(kept.glob(f"{block} */**/*")) if path.is_file()]
+    if not files:
+        raise SystemExit(f"{kept} has no tables of block {block}")
+
+    def write(target: BinaryIO) -> None:
+        with tarfile.open(fileobj=target, mode="w:xz", preset=9) as tar:
+            for path in files:
+                folder, *rest = path.relative_to(kept).parts
+                name = "-".join([plan.name, *folder.replace(",", "").split()])
+                content = archived(path)
+                entry = tarfile.TarInfo("/".join([name, *rest]))  # without times and owners
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+
+    replace_file(plan.with_name(f"{plan.name}-{block}.tar.xz"), write)
+
+
+def archived(path: Path) -> bytes:
+    """Return a file's content for the archive: training rollouts without tokens."""
+    if not path.match("train/rollouts.parquet"):
+        return path.read_bytes()
+    buffer = io.BytesIO()
+    pl.read_parquet(path).drop(TOKENS).write_parquet(buffer, compression="uncompressed")
+    return buffer.getvalue()
 
 
 def lines_of(layout: Layout, block: int, run: Run) -> Iterator[dict[str, Any]]:

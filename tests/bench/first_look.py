@@ -32,7 +32,7 @@ from tasks.common.params import load
 from tests.bench.block_lines import PARTS, ROOT, mixed_rollouts
 
 RESULTS = ROOT / "docs/results/first_look.csv"
-RECIPES = ("grpo", "sgpo")
+GROUP_SIZE = 8  # of `grpo`
 NUM_LOOKS, LOOK = 200, 64
 UNITS = ("pass", "mixed rollout")
 FORMULAS = ("first", "present")
@@ -42,9 +42,11 @@ SERIES = {("charged", "present"): "o", ("executed", "present"): "s", ("executed"
 def rows_of(name: str, reference: Layout, plan: Layout) -> Iterator[dict[str, Any]]:
     """Yield a row for each account, unit and formula."""
     values = complete(load(plan.root / "params.yaml"))
-    seed = values["experiment"]["seeds"][0]
+    seed, passes = values["experiment"]["seeds"][0], values["allocate"]["passes"]
     profile = PROFILE.read(plan.profile / "profile.parquet")
     costs = [costs_of(reference, "grpo", seed), costs_of(plan, "sgpo", seed)]
+    if (num := passes * len(profile) * GROUP_SIZE) != costs[0]["rollouts"]:
+        raise SystemExit(f"{reference.root}: grpo must have {num:,} rollouts, {passes} passes")
     rng = np.random.default_rng(0)
     rows = [rng.permutation(len(profile))[:LOOK] for _ in range(NUM_LOOKS)]
     looks = [savings(values, profile[each]) for each in rows]
@@ -56,7 +58,7 @@ def rows_of(name: str, reference: Layout, plan: Layout) -> Iterator[dict[str, An
         yield {
             "name": name,
             "dead": float((profile["pass_rate"].is_in([0.0, 1.0])).mean()),  # type: ignore[arg-type]
-            "passes": values["allocate"]["passes"],
+            "passes": passes,
             "account": account,
             "unit": unit,
             "formula": formula,
@@ -79,6 +81,7 @@ def costs_of(layout: Layout, recipe: str, seed: int) -> Mapping[str, float]:
         for name in ACCOUNTS
     }
     mixed = mixed_rollouts(TRAIN_ROLLOUTS.read(out / "rollouts.parquet"))
+    spent["rollouts"] = flops["rollouts"]["generate"]
     return {**spent, UNITS[1]: float(mixed), UNITS[0]: 1.0}
 
 
@@ -159,8 +162,10 @@ def main() -> None:
     args = parser.parse_args()
     found = [pl.read_csv(RESULTS)] if RESULTS.exists() else []
     for each in args.roots:
-        name, roots = each.split("=", 1)
+        name, _, roots = each.partition("=")
         reference, _, plan = roots.partition(":")
+        if not reference or any(name in part["name"] for part in found):
+            raise SystemExit(f"{each}: is not NAME=REFERENCE[:ROOT], or {RESULTS} has this name")
         pair = Layout(Path(reference)), Layout(Path(plan or reference))
         found.append(pl.DataFrame([*rows_of(name, *pair)]))
     rows = pl.concat(found).with_columns(pl.selectors.float().round(4))

@@ -193,6 +193,9 @@ def test_an_archive_has_data_roots(tmp_path: Path) -> None:
         archive(tmp_path / "kept", tmp_path / "gsm", 0)
         archives.append((tmp_path / "gsm-0.tar.xz").read_bytes())
     assert archives[0] == archives[1]
+    with pytest.raises(SystemExit, match="no tables of block 1"):
+        archive(tmp_path / "kept", tmp_path / "gsm", 1)
+    assert not (tmp_path / "gsm-1.tar.xz").exists()
     with tarfile.open(tmp_path / "gsm-0.tar.xz") as tar:
         tar.extractall(tmp_path, filter="data")
     assert (tmp_path / "gsm-0-2-passes/policy.json").read_text() == "{}"
