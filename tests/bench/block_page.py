@@ -6,6 +6,7 @@ recipe's equals it, over the recipe's: the reference's accuracy is taken as line
 of compute between its runs, and the interval has every ratio at which the difference is not
 significant (Fieller)."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from scipy.stats import t as student
 
 from flows.benchmark.results import counts_of
+from tests.bench import stopping
 from tests.bench.block_lines import CONSTANT, PARTS, START, Run
 
 Floats = npt.NDArray[np.float64]
@@ -39,15 +41,15 @@ def accuracy(line: Line) -> float:
     return float(np.mean(counts_of(line["correct"]))) / int(line["trials"])
 
 
-def compute(line: Line, account: str, runs_per_profile: int = 1) -> float:
-    """Return a cell's cost, its profile divided among `runs_per_profile` runs: FLOPs by account,
-    rollouts, modelled seconds (`device_seconds`) or measured ones of generation and updates."""
+def compute(line: Line, account: str, paid: float = 1.0) -> float:
+    """Return a cell's cost, with the share `paid` of its profile: FLOPs by account, rollouts,
+    modelled seconds (`device_seconds`) or measured ones of generation and updates."""
     if account in line["flops"]:
         own, profile = line["flops"][account], line["flops_profile"][account]
     else:
         own, profile = line[account], line.get(f"{account}_profile", 0.0)
     own = sum(own.get(part, 0.0) for part in PARTS) if account == "seconds" else own
-    return float(own + profile / runs_per_profile)
+    return float(own + profile * paid)
 
 
 def interval(values: Floats, level: float = 0.95) -> Interval:
@@ -106,7 +108,7 @@ class Comparison:
         found = self.cells.get((recipe, length), {})
         return [block for block in sorted(found) if all(block in each for each in ours)]
 
-    def ratio(self, recipe: str, length: str, account: str, runs_per_profile: int = 1) -> Interval:
+    def ratio(self, recipe: str, length: str, account: str, paid: float = 1.0) -> Interval:
         blocks = self.blocks(recipe, length)
         lines = [self.cells[recipe, length][block] for block in blocks]
         theirs = [
@@ -114,7 +116,7 @@ class Comparison:
         ]
         return ratio(
             np.array([accuracy(line) for line in lines]),
-            np.array([compute(line, account, runs_per_profile) for line in lines]),
+            np.array([compute(line, account, paid) for line in lines]),
             np.array([[accuracy(line) for line in each] for each in theirs]),
             np.array([[compute(line, account) for line in each] for each in theirs]),
         )
@@ -138,6 +140,7 @@ def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) ->
         section("Compute to the same accuracy", ratios(found)),
         paper_table(plan, found),
         section("Why", reasons(found)),
+        section("A profile that stops early", stopped(plan, runs, found)),
     ]
     return "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n"
 
@@ -243,7 +246,9 @@ def ratios(found: Comparison) -> list[str]:
         for runs in (1, SHARED) if reads else (1,):
             name = f"`{recipe}`, {length}" + (f", profile for {runs} runs" if runs > 1 else "")
             accounts = [name for name in COSTS if name in costs_with(lines[blocks[0]])]
-            rows.append([name, *(factor(found.ratio(recipe, length, a, runs)) for a in accounts)])
+            rows.append(
+                [name, *(factor(found.ratio(recipe, length, a, 1 / runs)) for a in accounts)]
+            )
     return table([f"`{found.reference}` / recipe", *COSTS.values()], rows)
 
 
@@ -299,3 +304,37 @@ def reasons(found: Comparison) -> list[str]:
         )
     header = ["recipe", "length", "mixed groups by quarter, %", "rollouts in mixed groups"]
     return table([*header, "drift at the end, points", "gap at the end, points"], rows)
+
+
+def stopped(plan: Mapping[str, Any], runs: Sequence[Run], found: Comparison) -> list[str]:
+    """Return a table of what `profile.stop` would have changed for the recipe of the first
+    hypothesis, from the profile's samples and exactly over their orders. Accuracies are those of
+    the plan from all samples, and a profile's cost is in proportion to its samples."""
+    tested = plan.get("hypotheses") or [("", "")]
+    recipe, accounts = tested[0][0], [account for name, account in tested if name == tested[0][0]]
+    length = next((run.length for run in runs if recipe in run.recipes), "")
+    counts = [
+        counts_of(found.cells[START, ""][block]["profile"])
+        for block in found.blocks(recipe, length)
+        if "profile" in found.cells[START, ""][block]
+    ]
+    if not counts:
+        return []
+    lines = []
+    for blocks in zip(*(stopping.rows("", each) for each in counts), strict=True):
+        rule = str(blocks[0]["rule"])
+        parts = ("samples", "agree", "lost")
+        samples, agree, lost = (float(np.mean([row[part] for row in blocks])) for part in parts)
+        if not rule.startswith("fixed") or samples == stopping.SAMPLES:
+            paid = samples / stopping.SAMPLES
+            factors = (factor(found.ratio(recipe, length, account, paid)) for account in accounts)
+            lines.append([f"`{rule}`", f"{samples:.2f}", f"{agree:.1%}", f"{lost:.1%}", *factors])
+    equal = np.mean([np.isin(each, (0, stopping.SAMPLES)).mean() for each in counts])
+    header = ["rule", "samples a prompt", "same decision", "learnable prompts lost"]
+    header += [f"`{found.reference}` / `{recipe}`, {COSTS[account]}" for account in accounts]
+    about = (
+        "Computed from the samples of the profiles; accuracies are those of the plan from all "
+        f"samples. {equal:.0%} of the prompts have equal rewards: refreshing by scoring would "
+        "sample these again."
+    )
+    return [*textwrap.wrap(about, 128), "", *table(header, lines)]

@@ -15,9 +15,10 @@ tables to `--work`-kept, because the next run replaces them. A cell with a line 
 and an interrupted one resumes in the same data root. CPUs of other models round differently, so the
 policy may differ between blocks; differences within a block do not depend on that.
 
-`tables` writes the page beside the plan (.md; block_page.py). `archive` writes the copied tables of
-a block beside the plan (-0.tar.xz), as data roots that `winnow read` opens once they are unpacked
-at the top of the project. Training rollouts lose their tokens and log-probabilities there."""
+`tables` writes page and figure beside the plan (.md, .svg; block_page.py, block_figure.py).
+`archive` writes the copied tables of a block beside the plan (-0.tar.xz), as data roots that
+`winnow read` opens once they are unpacked at the top of the project. Training rollouts lose their
+tokens and log-probabilities there."""
 
 import argparse
 import subprocess
@@ -32,6 +33,8 @@ from flows.benchmark.results import append_result, read_results
 from tasks.common.checksums import read_checked
 from tasks.common.files import replace_file
 from tasks.common.layout import Layout
+from tasks.report.views.plots import THEMES
+from tests.bench.block_figure import svg
 from tests.bench.block_lines import ROOT, START, Run, archive, keep, lines_of
 from tests.bench.block_page import Line, page
 
@@ -106,6 +109,10 @@ def main() -> None:
     lines = [*read_results(args.plan.with_suffix(".jsonl")).values()]
     text = page(plan, runs, lines).encode()
     replace_file(args.plan.with_suffix(".md"), lambda file: file.write(text))
+    for name, theme in zip((".svg", "-dark.svg"), THEMES, strict=True):
+        drawn = svg(plan, runs, lines, theme)
+        path = args.plan.with_name(args.plan.stem + name)
+        replace_file(path, lambda file: file.write(drawn))  # noqa: B023
     print(text.decode())
 
 

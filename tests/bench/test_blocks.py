@@ -12,6 +12,8 @@ import yaml
 
 from flows.benchmark.results import read_results
 from tasks.code import effective
+from tasks.report.views.plots import THEMES
+from tests.bench.block_figure import figure, svg
 from tests.bench.block_lines import ROOT, TOKENS, Run, archive, mixed_rollouts
 from tests.bench.block_page import NAMES, compute, detectable, interval, page, ratio
 from tests.bench.blocks import check_policy, params_of, read_plan, run_blocks
@@ -128,8 +130,42 @@ def test_hypotheses_are_decided_in_their_order_and_after_all_blocks() -> None:
 def test_a_profile_is_paid_once_or_shared() -> None:
     mine = {**line("sgpo", "2 passes", 0, "1", 8.0), "flops_profile": {"executed": 4.0}}
     mine |= {"seconds": {"generate": 3.0, "update": 2.0, "train": 9.0}, "seconds_profile": 2.0}
-    assert [compute(mine, "executed", runs) for runs in (1, 4)] == [12.0, 9.0]
-    assert [compute(mine, "seconds", runs) for runs in (1, 4)] == [7.0, 5.5]
+    assert [compute(mine, "executed", paid) for paid in (1, 1 / 4)] == [12.0, 9.0]
+    assert [compute(mine, "seconds", paid) for paid in (1, 1 / 4)] == [7.0, 5.5]
+
+
+def test_a_profile_that_stops_early_costs_its_share() -> None:
+    """Of orders of 4 of 8, 4 / 7 have a success and a failure in the first 2, and 34 / 35 in the
+    first 4. grpo needs 2 TFLOPs for the accuracy of sgpo, which pays 2.971 / 8 of its profile."""
+    plan = {"title": "T", "reference": "grpo", "blocks": [0, 1]}
+    plan["hypotheses"] = [["sgpo", "executed"]]
+    lines = [{**x, "profile": "4440"} if x["recipe"] == "start" else x for x in LINES]
+    lines = [
+        {**x, "rollouts_profile": 1.0, "flops_profile": dict.fromkeys(x["flops"], 4e11)}
+        if x["recipe"] == "sgpo"
+        else x
+        for x in lines
+    ]
+    text = page(plan, RUNS, lines)
+    assert "25% of the prompts have equal rewards" in " ".join(text.split())
+    samples = (3 * (2 * 4 / 7 + 4 * (34 / 35 - 4 / 7) + 8 / 35) + 8) / 4
+    (row,) = [row for row in text.splitlines() if row.startswith("| `mixed`")]
+    expected = 2e12 / (1e12 + 4e11 * samples / 8)
+    assert row.startswith(f"| `mixed` | {samples:.2f} |")
+    assert f" {expected:.2f} (" in row
+
+
+def test_the_figure_has_a_second_mark_for_a_shared_profile() -> None:
+    lines = [{**x, "mixed": [0.5, 0.4, 0.3, 0.2]} for x in LINES]
+    drawn = svg({"reference": "grpo"}, RUNS, lines, THEMES[0])
+    assert drawn == svg({"reference": "grpo"}, RUNS, lines, THEMES[0])
+    assert drawn != svg({"reference": "grpo"}, RUNS, lines, THEMES[1])
+    paid = [{**x, "flops_profile": dict.fromkeys(x["flops"], 4e11)} for x in lines[-2:]]
+    marks = [
+        sum(len(axes.lines) for axes in figure({"reference": "grpo"}, RUNS, each).axes[:2])
+        for each in (lines, [*lines[:-2], *paid])
+    ]
+    assert marks[1] == marks[0] + 2
 
 
 def test_rollouts_in_mixed_groups() -> None:

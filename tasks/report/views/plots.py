@@ -40,13 +40,7 @@ def plots(results: Results) -> dict[str, str]:
 def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
     """Return a figure as SVG: accuracy against one account, on test by recipe, and a bar of the
     reference's groups."""
-    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    paper = ("figure.facecolor", "axes.facecolor")
-    # deterministic output, and text that a browser draws in its own font
-    style: Any = {"svg.hashsalt": "winnow", "svg.fonttype": "none", "font.size": 9.0}
-    style |= dict.fromkeys(ink, theme["ink"]) | dict.fromkeys(paper, theme["paper"])
-    style["grid.color"] = theme["line"]
-    with mpl.rc_context(style):
+    with mpl.rc_context(style_of(theme)):
         figure = Figure(SIZE, layout="constrained")
         left, middle, right = figure.subplots(1, 3, width_ratios=(5, 2, 1))
         draw_accuracy(left, results, account, theme)
@@ -59,6 +53,16 @@ def figure_svg(results: Results, account: str, theme: Mapping[str, str]) -> str:
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(written, format="svg", metadata=nothing)
     return written.getvalue()[written.getvalue().index("<svg") :]
+
+
+def style_of(theme: Mapping[str, str]) -> Any:
+    """Return matplotlib's settings for a theme: deterministic output, and text that a browser draws
+    in its own font."""
+    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    paper = ("figure.facecolor", "axes.facecolor")
+    style: Any = {"svg.hashsalt": "winnow", "svg.fonttype": "none", "font.size": 9.0}
+    style |= dict.fromkeys(ink, theme["ink"]) | dict.fromkeys(paper, theme["paper"])
+    return style | {"grid.color": theme["line"]}
 
 
 def drawn(results: Results) -> list[str]:
