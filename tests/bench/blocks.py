@@ -9,11 +9,12 @@ A plan has `params` (a params.yaml), `problems` (the seed of block 0's problems,
 source; other blocks have the next seeds, so that each has its own training, validation and test
 prompts), `blocks`, `reference` (a recipe), and `runs`: recipes with the passes of their plans or a
 number of rollouts, in some blocks or all; those of the reference are in the order of their compute.
-`run` brings the data root `--work` up to date for each block and run, as `winnow run` does, and
-appends a line for every cell to the results file beside the plan (.jsonl). It copies the cells'
-tables to `--work`-kept, because the next run replaces them. A cell with a line is not run again,
-and an interrupted one resumes in the same data root. CPUs of other models round differently, so the
-policy may differ between blocks; differences within a block do not depend on that.
+`extends` names a plan beside it, whose other values it takes. `run` brings the data root `--work`
+up to date for each block and run, as `winnow run` does, and appends a line for every cell to the
+results file beside the plan (.jsonl). It copies the cells' tables to `--work`-kept, because the
+next run replaces them. A cell with a line is not run again, and an interrupted one resumes in the
+same data root. CPUs of other models round differently, so the policy may differ between blocks;
+differences within a block do not depend on that.
 
 `tables` writes page and figure beside the plan (.md, .svg; block_page.py, block_figure.py).
 `archive` writes the copied tables of a block beside the plan (-0.tar.xz), as data roots that
@@ -33,6 +34,7 @@ from flows.benchmark.results import append_result, read_results
 from tasks.common.checksums import read_checked
 from tasks.common.files import replace_file
 from tasks.common.layout import Layout
+from tasks.common.recipes import merged
 from tasks.report.views.plots import THEMES
 from tests.bench.block_figure import svg
 from tests.bench.block_lines import ROOT, START, Run, archive, keep, lines_of
@@ -41,6 +43,8 @@ from tests.bench.block_page import Line, page
 
 def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
     plan = yaml.safe_load(path.read_text())
+    if base := plan.pop("extends", None):
+        plan = merged(yaml.safe_load(path.with_name(base).read_text()), plan)
     return plan, [Run(**run) for run in plan["runs"]]
 
 

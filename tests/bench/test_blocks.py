@@ -214,6 +214,10 @@ def test_the_parameters_of_a_block(tmp_path: Path) -> None:
     assert values["experiment"] == {"recipes": ["grpo"], "seeds": [3], "budget": None}
     assert values["allocate"] == {"passes": 2}
     assert json.loads(json.dumps(read)) == plan  # unchanged
+    harder = {"extends": "plan.yaml", "problems": 200, "params": {"profile": {"num_samples": 4}}}
+    (tmp_path / "harder.yaml").write_text(yaml.safe_dump(harder))
+    other, _ = read_plan(tmp_path / "harder.yaml")
+    assert other == {**plan, "problems": 200, "params": {**plan["params"], **harder["params"]}}
     budget = params_of(read, 0, Run(["grpo"], rollouts=64))["experiment"]["budget"]
     assert budget == {"account": "rollouts", "amount": 64}
 
