@@ -15,7 +15,7 @@ from tasks.code import effective
 from tasks.report.views.plots import THEMES
 from tests.bench.block_figure import figure, svg
 from tests.bench.block_lines import ROOT, TOKENS, Run, archive, mixed_rollouts
-from tests.bench.block_page import NAMES, compute, detectable, interval, page, ratio
+from tests.bench.block_page import NAMES, compute, detectable, interval, page, ratio, separable
 from tests.bench.blocks import check_policy, params_of, read_plan, run_blocks
 
 PLANS = sorted((ROOT / "docs/results/blocks").glob("*.yaml"))
@@ -54,6 +54,15 @@ def test_the_ratio_of_compute_at_equal_accuracy() -> None:
         (np.nan, 0.0, 1.0), nan_ok=True
     )
     assert ratio(mine + rng.normal(0, 0.5, 6), np.ones(6), reference, cost)[1:] == (0.0, np.inf)
+
+
+def test_the_ratio_that_is_found() -> None:
+    """A difference that is found, divided by the reference's .1 per doubling."""
+    reference = np.tile([0.2, 0.3, 0.4], (4, 1))
+    mine = 0.3 + np.array([0.01, -0.01, 0.02, -0.02])
+    found = separable(mine, np.ones(4), reference, np.repeat(COMPUTE, 4, axis=0))
+    deviation = (10 / 3) ** 0.5 * 0.01
+    assert found == pytest.approx(2 ** (detectable(deviation, 4) / 0.1), rel=1e-3)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
@@ -206,7 +215,8 @@ def test_a_block_with_another_policy_and_a_block_outside_the_plan_are_refused(
 
 def test_the_parameters_of_a_block(tmp_path: Path) -> None:
     source = {"preset": "gsm_symbolic", "settings": {"seed": 0, "num_prompts": 10}}
-    plan = {"problems": 100, "runs": [], "params": {"ingest": {"sources": [source]}}}
+    params: dict[str, Any] = {"ingest": {"sources": [source]}}
+    plan = {"problems": 100, "runs": [], "params": params}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     read, _ = read_plan(tmp_path / "plan.yaml")
     values = params_of(read, 3, Run(["grpo"], 2))
@@ -214,10 +224,10 @@ def test_the_parameters_of_a_block(tmp_path: Path) -> None:
     assert values["experiment"] == {"recipes": ["grpo"], "seeds": [3], "budget": None}
     assert values["allocate"] == {"passes": 2}
     assert json.loads(json.dumps(read)) == plan  # unchanged
-    harder = {"extends": "plan.yaml", "problems": 200, "params": {"profile": {"num_samples": 4}}}
+    harder = {"extends": "plan.yaml", "problems": 200, "params": {"profile": {}}}
     (tmp_path / "harder.yaml").write_text(yaml.safe_dump(harder))
     other, _ = read_plan(tmp_path / "harder.yaml")
-    assert other == {**plan, "problems": 200, "params": {**plan["params"], **harder["params"]}}
+    assert other == {**plan, "problems": 200, "params": {**params, "profile": {}}}
     budget = params_of(read, 0, Run(["grpo"], rollouts=64))["experiment"]["budget"]
     assert budget == {"account": "rollouts", "amount": 64}
 
