@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from tasks.report.views.plots import style_of
 from tests.bench.block_lines import START, Run
 from tests.bench.block_page import (
-    NAMES,
     SHARED,
     Comparison,
     Line,
@@ -37,18 +36,16 @@ def figure(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) 
     has a second, hollow mark: its profile divided among several runs. Cells that are not in every
     block with a run of the reference are left out."""
     found = compared(plan, runs, lines)
-    everywhere = set(found.blocks(found.reference, found.lengths[-1]))
     shown: dict[str, list[str]] = {}
-    for (recipe, length), cells in found.cells.items():
-        if recipe not in NAMES and everywhere and everywhere <= {*cells}:
-            shown.setdefault(recipe, []).append(length)
+    for recipe, length in found.shown():
+        shown.setdefault(recipe, []).append(length)
     drawn = Figure(SIZE, layout="constrained")
     *panels, last = drawn.subplots(1, len(ACCOUNTS) + 1)
     for axes, (account, words) in zip(panels, ACCOUNTS.items(), strict=True):
         for place, (recipe, lengths) in enumerate(shown.items()):
             draw_gain(axes, found, recipe, lengths, account, place)
         axes.set(xlabel=words, ylabel="test accuracy over the initial policy, points")
-        axes.set_xlim(left=0.0)
+        axes.set(xlim=(0.0, None), ylim=(min(0.0, axes.get_ylim()[0]), None))
     for place, (recipe, lengths) in enumerate(shown.items()):
         each = [line["mixed"] for line in found.cells[recipe, lengths[-1]].values()]
         shares = 100 * np.mean(each, axis=0)
@@ -58,7 +55,8 @@ def figure(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) 
     for axes in (*panels, last):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False, loc="lower right")
+    handles = panels[0].get_legend_handles_labels()
+    drawn.legend(*handles, frameon=False, loc="outside upper center", ncols=len(shown))
     return drawn
 
 

@@ -133,6 +133,16 @@ class Comparison:
         found = self.cells.get((recipe, length), {})
         return [block for block in sorted(found) if all(block in each for each in ours)]
 
+    def complete(self) -> list[int]:
+        """Return the blocks with all runs of the reference."""
+        return self.blocks(self.reference, self.lengths[-1])
+
+    def shown(self) -> list[tuple[str, str]]:
+        """Return recipe and length of the cells that are in all of these blocks."""
+        blocks = self.complete()
+        cells = self.cells.items() if blocks else ()
+        return [name for name, lines in cells if name[0] not in NAMES and {*blocks} <= {*lines}]
+
     def ratio(self, recipe: str, length: str, account: str, paid: float = 1.0) -> Interval:
         return ratio(*self.arrays(recipe, length, account, paid))
 
@@ -176,6 +186,25 @@ def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) ->
     return "\n\n".join("\n".join(part).strip() for part in parts if part) + "\n"
 
 
+def summary(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) -> list[str]:
+    """Return the lines of the README: the hypotheses, and the recipes that are in all blocks."""
+    found, rows = compared(plan, runs, lines), []
+    blocks, start = found.complete(), found.cells.get((START, ""), {})
+    for recipe, length in found.shown():
+        cells = found.cells[recipe, length]
+        tests = np.array([accuracy(cells[block]) for block in blocks])
+        gains = tests - np.array([accuracy(start[block]) for block in blocks])
+        accounts = ("charged_paper", "executed") if recipe != found.reference else ()
+        factors = [factor(found.ratio(recipe, length, account)) for account in accounts]
+        row = [f"`{recipe}`", costs_of([*cells.values()])[0], f"{100 * tests.mean():.1f} %"]
+        rows.append([*row, points(interval(gains)), *(factors or ["", ""])])
+    header = ["recipe", "rollouts, profile", "test accuracy", "over the start, points"]
+    ratio_words = [
+        f"`{found.reference}` / recipe, {COSTS[x]}" for x in ("charged_paper", "executed")
+    ]
+    return [*hypotheses(plan, runs, found)[2:], "", *table([*header, *ratio_words], rows)]
+
+
 def section(title: str, body: Sequence[str]) -> list[str]:
     return [f"## {title}", "", *body] if body else []
 
@@ -194,12 +223,13 @@ def points(values: Interval) -> str:
 def factor(values: Interval) -> str:
     """Return a ratio of compute in words."""
     middle, low, high = values
-    value = "" if np.isnan(middle) else f"{middle:.2f} "
     if low == 0.0 and np.isinf(high):
-        return f"{value}(no bound)"
-    if low == 0.0 or np.isinf(high):
-        return f"{value}(below {high:.2f})" if low == 0.0 else f"{value}(above {low:.2f})"
-    return f"{value}({low:.2f} to {high:.2f})"
+        bounds = "no bound"
+    elif low == 0.0 or np.isinf(high):
+        bounds = f"below {high:.2f}" if low == 0.0 else f"above {low:.2f}"
+    else:
+        bounds = f"{low:.2f} to {high:.2f}"
+    return bounds if np.isnan(middle) else f"{middle:.2f} ({bounds})"
 
 
 def hypotheses(plan: Mapping[str, Any], runs: Sequence[Run], found: Comparison) -> list[str]:
@@ -228,8 +258,8 @@ def hypotheses(plan: Mapping[str, Any], runs: Sequence[Run], found: Comparison) 
                 verdict += f", and one above {high:.2f} is excluded"
         is_open = is_open or low <= 1.0 <= high
         rows.append(
-            f"{num}. `{recipe}`, {COSTS[account]}: compute of `{found.reference}` / of the recipe "
-            f"to the same accuracy is {factor(of)}; {verdict}."
+            f"{num}. Compute of `{found.reference}` / compute of `{recipe}` to the same accuracy, "
+            f"{COSTS[account]}: {factor(of)}; {verdict}."
         )
     return section("Hypotheses", rows)
 

@@ -15,7 +15,16 @@ from tasks.code import effective
 from tasks.report.views.plots import THEMES
 from tests.bench.block_figure import figure, svg
 from tests.bench.block_lines import ROOT, TOKENS, Run, archive, mixed_rollouts
-from tests.bench.block_page import NAMES, compute, detectable, interval, page, ratio, separable
+from tests.bench.block_page import (
+    NAMES,
+    compute,
+    detectable,
+    interval,
+    page,
+    ratio,
+    separable,
+    summary,
+)
 from tests.bench.blocks import check_policy, params_of, read_plan, run_blocks
 
 PLANS = sorted((ROOT / "docs/results/blocks").glob("*.yaml"))
@@ -184,6 +193,12 @@ def test_rollouts_in_mixed_groups() -> None:
     replayed = [False] * 6 + [True]
     frame = pl.DataFrame(rows, ["step", "group", "outcome"], orient="row")
     assert mixed_rollouts(frame.with_columns(replayed=pl.Series(replayed))) == 2
+
+
+def test_the_readme_has_the_decided_comparison() -> None:
+    path = ROOT / "docs/results/blocks/gsm.yaml"
+    lines = [*read_results(path.with_suffix(".jsonl")).values()]
+    assert "\n".join(summary(*read_plan(path), lines)) in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
