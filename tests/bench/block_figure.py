@@ -50,7 +50,7 @@ def figure(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) 
         each = [line["mixed"] for line in found.cells[recipe, lengths[-1]].values()]
         shares = 100 * np.mean(each, axis=0)
         last.plot(range(1, len(shares) + 1), shares, marker=MARKS[place], color=f"C{place}")
-    last.set(xlabel="quarter of the steps", ylabel="groups with a gradient, %", ylim=(0.0, None))
+    last.set(xlabel="quarter of the steps", ylabel="mixed groups, %", ylim=(0.0, None))
     last.set_xticks(range(1, 5))
     for axes in (*panels, last):
         axes.grid(alpha=0.3)

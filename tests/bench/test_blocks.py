@@ -195,7 +195,7 @@ def test_rollouts_in_mixed_groups() -> None:
     assert mixed_rollouts(frame.with_columns(replayed=pl.Series(replayed))) == 2
 
 
-def test_the_readme_has_the_decided_comparison() -> None:
+def test_the_readme_has_the_comparison() -> None:
     path = ROOT / "docs/results/blocks/gsm.yaml"
     lines = [*read_results(path.with_suffix(".jsonl")).values()]
     assert "\n".join(summary(*read_plan(path), lines)) in (ROOT / "README.md").read_text()
