@@ -49,7 +49,7 @@ def figure(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) 
     for place, (recipe, lengths) in enumerate(shown.items()):
         each = [line["mixed"] for line in found.cells[recipe, lengths[-1]].values()]
         shares = 100 * np.mean(each, axis=0)
-        last.plot(range(1, len(shares) + 1), shares, marker=MARKS[place], color=f"C{place}")
+        last.plot(range(1, len(shares) + 1), shares, marker=mark(place), color=f"C{place}")
     last.set(xlabel="quarter of the steps", ylabel="mixed groups, %", ylim=(0.0, None))
     last.set_xticks(range(1, 5))
     for axes in (*panels, last):
@@ -72,10 +72,14 @@ def draw_gain(
         for paid, into in ((1.0, costs), (1 / SHARED, shared)):
             into.append(float(np.mean([compute(x, account, paid) for x in cells.values()])) / 1e12)
     means, lows, highs = np.array(gains).T
-    style = {"color": f"C{place}", "marker": MARKS[place]}
+    style = {"color": f"C{place}", "marker": mark(place)}
     axes.errorbar(costs, means, [means - lows, highs - means], label=recipe, **style)  # type: ignore[arg-type]
     if shared != costs:
         axes.plot(shared, means, fillstyle="none", linestyle="", **style)  # type: ignore[arg-type]
+
+
+def mark(place: int) -> str:
+    return MARKS[place % len(MARKS)]
 
 
 def svg(

@@ -33,6 +33,8 @@ COSTS = {
     "device_seconds": "7B on an H100",
     "seconds": "measured seconds",
 }
+MAIN = ("charged_paper", "executed")
+"""The accounts of the hypotheses, beside each accuracy."""
 NAMES = {START: "initial policy", CONSTANT: "best constant answer"}  # of cells without training
 SHARED = 4  # runs that share a profile
 
@@ -194,15 +196,14 @@ def summary(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line])
         cells = found.cells[recipe, length]
         tests = np.array([accuracy(cells[block]) for block in blocks])
         gains = tests - np.array([accuracy(start[block]) for block in blocks])
-        accounts = ("charged_paper", "executed") if recipe != found.reference else ()
-        factors = [factor(found.ratio(recipe, length, account)) for account in accounts]
+        factors = [""] * len(MAIN)
+        if recipe != found.reference:
+            factors = [factor(found.ratio(recipe, length, account)) for account in MAIN]
         row = [f"`{recipe}`", costs_of([*cells.values()])[0], f"{100 * tests.mean():.1f} %"]
-        rows.append([*row, points(interval(gains)), *(factors or ["", ""])])
+        rows.append([*row, points(interval(gains)), *factors])
     header = ["recipe", "rollouts, profile", "test accuracy", "over the start, points"]
-    ratio_words = [
-        f"`{found.reference}` / recipe, {COSTS[x]}" for x in ("charged_paper", "executed")
-    ]
-    return [*hypotheses(plan, runs, found)[2:], "", *table([*header, *ratio_words], rows)]
+    header += [f"`{found.reference}` / recipe, {COSTS[account]}" for account in MAIN]
+    return [*hypotheses(plan, runs, found)[2:], "", *table(header, rows)]
 
 
 def section(title: str, body: Sequence[str]) -> list[str]:
@@ -270,7 +271,7 @@ def accuracies(found: Comparison) -> list[str]:
     header = [
         *("recipe", "length", "blocks", "test", "over the start"),
         f"over `{found.reference}`, {found.lengths[-1]}",
-        *("rollouts, profile", COSTS["charged_paper"], COSTS["executed"]),
+        *("rollouts, profile", *(COSTS[account] for account in MAIN)),
     ]
     rows = []
     for (recipe, length), lines in found.cells.items():
@@ -290,10 +291,7 @@ def costs_of(lines: Sequence[Line]) -> tuple[str, str, str]:
     own, profile = (
         np.mean([line[name] for line in lines]) for name in ("rollouts", "rollouts_profile")
     )
-    paper, executed = (
-        np.mean([compute(line, name) for line in lines]) / 1e12
-        for name in ("charged_paper", "executed")
-    )
+    paper, executed = (np.mean([compute(line, name) for line in lines]) / 1e12 for name in MAIN)
     return f"{own:,.0f}, {profile:,.0f}", f"{paper:,.0f} TFLOPs", f"{executed:,.0f} TFLOPs"
 
 

@@ -42,10 +42,20 @@ from tests.bench.block_page import Line, page
 
 
 def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
-    plan = yaml.safe_load(path.read_text())
-    if base := plan.pop("extends", None):
-        plan = merged(yaml.safe_load(path.with_name(base).read_text()), plan)
-    return plan, [Run(**run) for run in plan["runs"]]
+    plan = plan_of(path)
+    try:
+        return plan, [Run(**run) for run in plan["runs"]]
+    except (KeyError, TypeError) as error:
+        raise SystemExit(f"{path}: `runs` is missing, or one has a wrong key: {error}") from None
+
+
+def plan_of(path: Path) -> dict[str, Any]:
+    """Return the values of a plan, and those of the plan that it extends."""
+    plan = yaml.safe_load(path.read_text()) if path.is_file() else None
+    if not isinstance(plan, dict):
+        raise SystemExit(f"{path} is not a file with the keys of a plan")
+    base = plan.pop("extends", None)
+    return merged(plan_of(path.with_name(base)), plan) if base else plan
 
 
 def params_of(plan: Mapping[str, Any], block: int, run: Run) -> dict[str, Any]:

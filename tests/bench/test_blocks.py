@@ -228,6 +228,21 @@ def test_a_block_with_another_policy_and_a_block_outside_the_plan_are_refused(
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "plan.yaml is not a file with the keys of a plan"),
+        ("extends: absent.yaml", "absent.yaml is not a file"),
+        ("blocks: [0]", "plan.yaml: `runs` is missing"),
+        ("runs: [{recipe: [grpo]}]", "unexpected keyword argument 'recipe'"),
+    ],
+)
+def test_a_damaged_plan_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(SystemExit, match=message):
+        read_plan(tmp_path / "plan.yaml")
+
+
 def test_the_parameters_of_a_block(tmp_path: Path) -> None:
     source = {"preset": "gsm_symbolic", "settings": {"seed": 0, "num_prompts": 10}}
     params: dict[str, Any] = {"ingest": {"sources": [source]}}
