@@ -119,8 +119,9 @@ def test_stopped_completions_can_be_continued(
     engine: Engine, policy: Policy, model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
     assert isinstance(engine, StoppableEngine)
+    # as long as can be: a busy machine may finish short ones before the stop arrives
     room = policy.max_length - max(map(len, prompts))
-    sampling = dataclasses.replace(SAMPLING, max_tokens=min(room, 200))
+    sampling = dataclasses.replace(SAMPLING, max_tokens=room)
     request = Request(prompts, [3] * 5, list(range(15)), sampling)
     owners, ends = request.owner_B().tolist(), dict[int, tuple[list[int], str]]()
 

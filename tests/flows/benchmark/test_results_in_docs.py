@@ -84,7 +84,6 @@ def ratios_on(family: str) -> tuple[str, dict[str, dict[str, str]]]:
 @pytest.mark.parametrize(
     ("page", "start", "account", "num_rows"),
     [
-        ("README.md", "## Results at equal compute", "executed", 3),
         ("docs/guide/benchmark.md", "## The answer", "executed", 8),
         ("docs/guide/benchmark.md", "The same in `charged_mixed`", "charged_mixed", 5),
     ],
