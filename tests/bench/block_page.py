@@ -179,7 +179,7 @@ def page(plan: Mapping[str, Any], runs: Sequence[Run], lines: Sequence[Line]) ->
     parts = [
         [f"# {plan['title']}", "", plan.get("about", "")],
         hypotheses(plan, runs, found),
-        section("Accuracy and compute", accuracies(found)),
+        section("Accuracy and compute", [*accuracies(found), *not_measured(runs, found)]),
         section("Compute to the same accuracy", ratios(found)),
         paper_table(plan, found),
         section("Why", reasons(found)),
@@ -284,6 +284,15 @@ def accuracies(found: Comparison) -> list[str]:
             row.append(points(interval(own)) if both else "")
         rows.append([*row, *(("", "", "") if recipe in NAMES else costs_of([*lines.values()]))])
     return table(header, rows)
+
+
+def not_measured(runs: Sequence[Run], found: Comparison) -> list[str]:
+    """Return the planned cells that are in no block as text."""
+    cells = [(recipe, run.length) for run in runs for recipe in run.recipes]
+    names = [
+        f"`{recipe}` ({length})" for recipe, length in cells if (recipe, length) not in found.cells
+    ]
+    return ["", f"Planned, not measured: {', '.join(names)}."] if names else []
 
 
 def costs_of(lines: Sequence[Line]) -> tuple[str, str, str]:

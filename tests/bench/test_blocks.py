@@ -119,7 +119,9 @@ WORSE = ("1100", "2200")  # of both blocks: as little below the reference's firs
 
 
 def test_the_page_has_differences_within_blocks() -> None:
-    text = page({"title": "T", "reference": "grpo"}, RUNS, LINES)
+    planned = [*RUNS, Run(["dapo", "sgpo"], rollouts=9)]
+    text = page({"title": "T", "reference": "grpo"}, planned, LINES)
+    assert "Planned, not measured: `dapo` (9 rollouts), `sgpo` (9 rollouts)." in text
     (row,) = [row for row in text.splitlines() if row.startswith("| `sgpo` | 2 p")]
     # 10 of 32 and 6 of 32 in the mean; the difference from grpo is 0 in both blocks
     assert "| 31.2 % | +12.5 (+12.5 to +12.5) | +0.0 (+0.0 to +0.0) |" in row
