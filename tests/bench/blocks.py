@@ -49,13 +49,15 @@ def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
         raise SystemExit(f"{path}: `runs` is missing, or one has a wrong key: {error}") from None
 
 
-def plan_of(path: Path) -> dict[str, Any]:
-    """Return the values of a plan, and those of the plan that it extends."""
+def plan_of(path: Path, *later: Path) -> dict[str, Any]:
+    """Return the values of a plan and of the plan that it extends. `later` extend this one."""
     plan = yaml.safe_load(path.read_text()) if path.is_file() else None
     if not isinstance(plan, dict):
         raise SystemExit(f"{path} is not a file with the keys of a plan")
+    if path in later:
+        raise SystemExit(f"{path} extends itself")
     base = plan.pop("extends", None)
-    return merged(plan_of(path.with_name(base)), plan) if base else plan
+    return merged(plan_of(path.with_name(base), path, *later), plan) if base else plan
 
 
 def params_of(plan: Mapping[str, Any], block: int, run: Run) -> dict[str, Any]:
