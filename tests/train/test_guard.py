@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,8 +19,11 @@ from tasks.engines.hf.cache import KVCache
 from tasks.engines.hf.engine import HfEngine
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.checkpoint.save import resume
+from tasks.train.data.prompts import Prompts
+from tasks.train.data.rollouts import Rollouts
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
+from tasks.train.sampling.collector import Cost
 from tasks.train.trainers import own as training
 from tests.engines.conftest import load
 from tests.policies import make_policy
@@ -60,6 +63,30 @@ def test_weights_one_update_old_stop_the_run_at_once(guesser: Path, tmp_path: Pa
     message = r"before step 2: the engine hf .* at policy version 2, over guards.max_sampler_gap"
     with pytest.raises(TrainingError, match=message):
         run(guesser, tmp_path, lost={2})
+
+
+@pytest.mark.parametrize("is_chance", [True, False])
+def test_in_16_bits_more_prompts_decide_whether_a_difference_is_chance(
+    is_chance: bool, guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    write_params(layout, engine={"dtype": "bfloat16"})
+    trainer = make_trainer(layout)
+    probe, ledger, probed = trainer.collector.probe, trainer.state.ledger, []
+
+    def differing(prompts: Prompts, size: int, length: int) -> tuple[Rollouts, Cost]:
+        rollouts, cost = probe(prompts, size, length)
+        probed.append(cost.flops)
+        shift = 0.5 if size == 1 or not is_chance else 0.0
+        logprobs = [[x + shift for x in row] for row in rollouts.table["logprobs"]]
+        return rollouts.with_columns(logprobs=logprobs), cost
+
+    monkeypatch.setattr(trainer.collector, "probe", differing)
+    before = ledger.executed["generate"]
+    with nullcontext() if is_chance else pytest.raises(TrainingError, match="before step 0: "):
+        trainer.weights.load()
+    assert ledger.executed["generate"] - before == pytest.approx(sum(probed))
+    assert probed[1] > 4 * probed[0]
 
 
 def test_an_engine_that_rejects_weights_fails_before_it_samples(

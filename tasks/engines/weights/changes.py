@@ -34,7 +34,8 @@ def read(
                 weight = weight.clone()  # not the file's memory
             for other, stored in zip(others, names, strict=True):
                 if f"{name}.index" in stored:
-                    replace_elements(name, weight, other)
+                    index = other.get_tensor(f"{name}.index").long()
+                    bits(weight)[index] = bits(other.get_tensor(f"{name}.value"))
                 if f"{name}.low" in stored:
                     weight = add_adapter(name, weight, other)
             if name in checksums and checksums[name] != checksum(weight):
@@ -43,11 +44,6 @@ def read(
                     "checksum than at the trainer"
                 )
             yield name, weight
-
-
-def replace_elements(name: str, weight: torch.Tensor, file: Any) -> None:
-    index, value = file.get_tensor(f"{name}.index"), file.get_tensor(f"{name}.value")
-    bits(weight)[index.long()] = bits(value)
 
 
 def add_adapter(name: str, weight: torch.Tensor, file: Any) -> torch.Tensor:

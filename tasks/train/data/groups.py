@@ -25,11 +25,9 @@ def extremes(values_B: Floats, group_B: Ints, num_groups: int) -> tuple[Floats, 
 
 
 def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
-    """Return [Q] whether a group has two different rewards.
-
-    Rewards that differ only by rounding are equal: a composite of 0.1 and 0.2 is not exactly 0.3.
-    The tolerance is relative, so that small rewards may differ.
-    """
+    """Return [Q] whether a group has two different rewards. Rewards that differ only by rounding
+    are equal: a composite of 0.1 and 0.2 is not exactly 0.3. The tolerance is relative, so that
+    small rewards may differ."""
     low, high = extremes(rewards_B, group_B, num_groups)
     has_rows = high >= low
     scale = np.maximum(np.abs(low), np.abs(high), out=np.zeros(num_groups), where=has_rows)

@@ -101,10 +101,8 @@ class Plan:
 
 
 def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
-    """Return the plan in a PLAN table, with each prompt as its row in `prompt_ids`.
-
-    Raise ArtifactError, with the prompt's id, if the plan visits any other prompt.
-    """
+    """Return the plan in a PLAN table, with each prompt as its row in `prompt_ids`. Raise
+    ArtifactError, with the prompt's id, if the plan visits any other prompt."""
     rows = rows_of(table["prompt_id"], prompt_ids, "the plan visits")
     sizes, phases, passes = (
         table[name].to_numpy().astype(np.int64) for name in ("group_size", "phase", "pass")

@@ -12,7 +12,7 @@ from tasks.train.slots import Loss
 
 PROBE_TOKENS = 8  # four times as many in 16 bits, whose rounding varies more
 ROUNDINGS = 4.0  # in 16 bits, how often the policy's own rounding engine and trainer may differ
-ROUNDED = 8  # rollouts on which this rounding is measured
+ROUNDED = 8  # rollouts on which this rounding is measured, and prompts of a second probe
 
 
 class EngineWeights:
@@ -36,8 +36,7 @@ class EngineWeights:
     ) -> None:
         self.learner, self.collector, self.prompts = learner, collector, prompts
         self.loss, self.state, self.max_gap, self.dtype = loss, state, max_gap, dtype
-        self.limit = max_gap  # of this policy
-        self.version = -1
+        self.limit, self.version = max_gap, -1  # the limit is that of this policy
 
     def load(self) -> None:
         """Load the policy's weights into the engine, which is idle, and verify them."""
@@ -87,14 +86,20 @@ class EngineWeights:
 
     def probe(self) -> None:
         """Compare the engine's log-probabilities of a few new tokens with the trainer's, on every
-        rank. The cost counts only as executed. An engine that samples from the trainer's own
-        memory is not probed: it cannot be stale."""
+        rank. In 16 bits one completion can differ by chance: above the limit, more prompts decide.
+        The cost counts only as executed. An engine that samples from the trainer's own memory is
+        not probed: it cannot be stale."""
         if self.collector.engine.shares_weights:
             return
         num_tokens = PROBE_TOKENS if self.dtype == "float32" else 4 * PROBE_TOKENS
-        rollouts, cost = self.collector.probe(self.prompts, num_tokens)
-        log_ratios, flops = self.learner.log_ratios(rollouts, self.loss)
+        for num_prompts in (1,) if self.dtype == "float32" else (1, ROUNDED):
+            rollouts, cost = self.collector.probe(self.prompts, num_prompts, num_tokens)
+            log_ratios, flops = self.learner.log_ratios(rollouts, self.loss)
+            is_over = bool(log_ratios.abs().mean() > self.limit)
+            probes = self.learner.ranks.all_gather((cost.flops, flops, is_over))
+            for sampled, scored, _ in probes:
+                self.state.ledger.add("generate", executed=sampled)
+                self.state.ledger.add("score", executed=scored)
+            if not any(over for *_, over in probes):
+                break
         self.check([log_ratios], rollouts, f"before step {self.state.num_steps}")
-        for sampled, scored in self.learner.ranks.all_gather((cost.flops, flops)):
-            self.state.ledger.add("generate", executed=sampled)
-            self.state.ledger.add("score", executed=scored)

@@ -33,13 +33,12 @@ class State:
     """The progress of a run, without the learner's tensors and the methods' states.
 
     `num_warm_steps` counts the steps of the warm start; `progress` is the share of the run that is
-    done after the steps that began. `steps` and `curve` are rows of STEPS and
-    CURVE; `rollouts` are tables of TRAIN_ROLLOUTS, one per step since the last checkpoint.
-    `next_validation` is the share of the run at which the curve's next point is due. `branch` is
-    the share of the run at which the current decayed branch ends, None on the trunk; the branch
-    began after `branch_start` steps. `branches_done` counts ended branches. `work` is the work of
-    all steps and branches, without sampling already checkpointed. `part` is the part being timed.
-    """
+    done after the steps that began. `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are
+    tables of TRAIN_ROLLOUTS, one per step since the last checkpoint. `next_validation` is the share
+    of the run at which the curve's next point is due. `branch` is the share of the run at which the
+    current decayed branch ends, None on the trunk; the branch began after `branch_start` steps.
+    `branches_done` counts ended branches. `work` is the work of all steps and branches, without
+    sampling already checkpointed. `part` is the part being timed."""
 
     num_steps: int = 0
     num_warm_steps: int = 0

@@ -143,11 +143,12 @@ class Collector:
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), len(size_Q))
         return np.asarray(correct_Q[size_Q > 0] / size_Q[size_Q > 0]), cost
 
-    def probe(self, prompts: Prompts, num_tokens: int) -> tuple[Rollouts, Cost]:
-        """Return one short, ungraded rollout of the first prompt, from this rank's engine."""
-        sampling, first = replace(self.run.sampling, max_tokens=num_tokens), np.zeros(1, np.int64)
-        empty = make_rollouts(first, prompts.token_ids(first), first, seed=[sample_seed("probe")])
-        request, rows_B, _ = request_for(empty.table, sampling)
+    def probe(self, prompts: Prompts, size: int, length: int) -> tuple[Rollouts, Cost]:
+        """Return ungraded rollouts of the first `size` prompts with at most `length` tokens each,
+        from this rank's engine."""
+        rows_Q = np.arange(min(size, len(prompts)))
+        empty = make_rollouts(rows_Q, prompts.token_ids(rows_Q), rows_Q, seed=sample_seed("probe"))
+        request, rows_B, _ = request_for(empty.table, replace(self.run.sampling, max_tokens=length))
         samples = self.engine.generate(request)
         rollouts = replace(empty, table=extended(empty.table, rows_B, samples, version=-1))
         return rollouts, self.cost(request, samples)

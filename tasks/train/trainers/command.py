@@ -14,7 +14,6 @@ are graded here: they are its cost."""
 
 import logging
 import subprocess
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from tasks.train.external.export import USUAL_SIZE, Options, export
 from tasks.train.external.imports import Known
 from tasks.train.external.session import Session, training
 from tasks.train.external.visits import Visits, differences, joined, prompts
-from tasks.train.settings import Dumps, TrainSettings
+from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ def main(run: stage.Stage, settings: TrainSettings) -> None:
         policy = session.context.policy.folder if saved is None else saved / "policy"
         if not session.state.curve:
             session.validate(policy)
-        segments = segments_in(folder / "export")
+        segments = read_json(folder / "export" / "manifest.json")["segments"]
         with (
             service.opened(run.params, layout, READ) as grading,
             service.running(grading) as address,
@@ -107,11 +106,6 @@ def visits_of(run: stage.Stage, session: Session) -> Visits:
     return Visits(visits, True, digests, differences(train))
 
 
-def segments_in(exported: Path) -> list[dict[str, Any]]:
-    segments: list[dict[str, Any]] = read_json(exported / "manifest.json")["segments"]
-    return segments
-
-
 def execute(command: list[str], values: dict[str, Any]) -> None:
     """Run the command with `values` in place of their names. Raise StageError if it fails."""
     values["out"].mkdir(parents=True, exist_ok=True)
@@ -147,7 +141,9 @@ def trained_in(folder: Path, session: Session) -> Path:
 def read_back(session: Session, out: Path) -> None:
     """Grade the rollouts of a segment, and enter its steps."""
     known = Known(session.prompts.table, session.tokenizer, session.context.policy)
-    rollouts = dumped_in(out, session.context.settings.external.rollouts)
+    where = session.context.settings.external.rollouts
+    assert where is not None  # `TrainSettings` requires it
+    rollouts = dumps.read(where.format, out / where.folder)
     rows = {id_: row for row, id_ in enumerate(session.prompts.ids)}
     for _, of_step in groupby(rollouts, lambda one: one.step):
         some = list(of_step)
@@ -163,8 +159,3 @@ def read_back(session: Session, out: Path) -> None:
             ["unknown"] * len(some),
         )
         session.add_step(graded, session.charge(graded))
-
-
-def dumped_in(out: Path, where: Dumps | None) -> Iterator[dumps.Rollout]:
-    assert where is not None  # `TrainSettings` requires it
-    return dumps.read(where.format, out / where.folder)
