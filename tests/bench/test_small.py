@@ -20,7 +20,6 @@ SMALL = {
     "engine_parity": "--engines hf hf --prompts 16",
     "engine_throughput": "--repeats 1 --prompts 8 --sides profile",
     "forecast": "--runs 1 --policies llama --prompts 4",
-    "grade_service": "--batch 4 --batches 2 --processes 1",
     "grading": "--answers 10 --programs 2 --repeats 1 --processes 1",
     "ingest_scale": "--rows 3 --near 3",
     "machine": "--steps 2 --rounds 1 --no-large --backend eager",
