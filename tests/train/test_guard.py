@@ -89,6 +89,25 @@ def test_in_16_bits_more_prompts_decide_whether_a_difference_is_chance(
     assert probed[1] > 4 * probed[0]
 
 
+def test_every_rank_repeats_a_probe_that_is_over_the_limit_on_one(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    write_params(layout, engine={"dtype": "bfloat16"})
+    trainer = make_trainer(layout)
+    probe, ranks, sizes = trainer.collector.probe, trainer.learner.ranks, list[int]()
+
+    def noting(prompts: Prompts, size: int, length: int) -> tuple[Rollouts, Cost]:
+        sizes.append(size)
+        return probe(prompts, size, length)
+
+    monkeypatch.setattr(trainer.collector, "probe", noting)
+    others = Mock(wraps=ranks, all_gather=lambda mine: [mine, (0.0, 0.0, len(sizes) == 1)])
+    monkeypatch.setattr(trainer.learner, "ranks", others)
+    trainer.weights.load()
+    assert sizes == [1, 8]
+
+
 def test_an_engine_that_rejects_weights_fails_before_it_samples(
     guesser: Path, tmp_path: Path, prefilled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
