@@ -28,6 +28,7 @@ from tests.bench.block_page import (
 )
 from tests.bench.blocks import check_policy, params_of, read_plan, run_blocks
 
+HARDER = ROOT / "docs/results/blocks/gsm-hard.md"
 PLANS = sorted((ROOT / "docs/results/blocks").glob("*.yaml"))
 COMPUTE = np.array([[1.0, 2.0, 4.0]])
 
@@ -206,6 +207,13 @@ def test_the_readme_has_the_comparison() -> None:
     pitch = readme.partition("\nOn word problems, ")[2].partition("\n\n")[0]
     numbers = re.compile(r"\d+[.,]\d+")
     assert {*numbers.findall(pitch)} - {"2.5", "3.1"} <= {*numbers.findall(ours)}  # the paper's
+    rows = re.findall(r"\| `(\w+)` \| ([\d,]+) \w+ \| 1 \| ([\d.]+ %)", HARDER.read_text())
+    tests = {(recipe, length): test for recipe, length, test in rows}
+    assert (
+        f"`winnow` reaches {tests['winnow', '4,096']} after 4,096 rollouts, `grpo` "
+        f"{tests['grpo', '4,096']} after 4,096 and {tests['grpo', '8,192']} after 8,192, and "
+        f"`sgpo` {tests['sgpo', '2']} after two passes."
+    ) in " ".join(readme.split())
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)

@@ -86,16 +86,16 @@ class EngineWeights:
 
     def probe(self) -> None:
         """Compare the engine's log-probabilities of a few new tokens with the trainer's, on every
-        rank. In 16 bits one completion can differ by chance: above the limit, more prompts decide.
-        The cost counts only as executed. An engine that samples from the trainer's own memory is
-        not probed: it cannot be stale."""
+        rank. In 16 bits one completion can differ by chance: above `max_gap`, more prompts decide.
+        (A resumed run has no higher limit.) The cost counts only as executed. An engine that
+        samples from the trainer's own memory is not probed: it cannot be stale."""
         if self.collector.engine.shares_weights:
             return
         num_tokens = PROBE_TOKENS if self.dtype == "float32" else 4 * PROBE_TOKENS
         for num_prompts in (1,) if self.dtype == "float32" else (1, ROUNDED):
             rollouts, cost = self.collector.probe(self.prompts, num_prompts, num_tokens)
             log_ratios, flops = self.learner.log_ratios(rollouts, self.loss)
-            is_over = bool(log_ratios.abs().mean() > self.limit)
+            is_over = bool(log_ratios.abs().mean() > self.max_gap)
             probes = self.learner.ranks.all_gather((cost.flops, flops, is_over))
             for sampled, scored, _ in probes:
                 self.state.ledger.add("generate", executed=sampled)
