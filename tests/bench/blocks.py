@@ -31,9 +31,11 @@ from typing import Any
 import yaml
 
 from flows.benchmark.results import append_result, read_results
+from tasks.common import params
 from tasks.common.checksums import read_checked
 from tasks.common.files import replace_file
 from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
 from tasks.common.recipes import merged
 from tasks.report.views.plots import THEMES
 from tests.bench.block_figure import svg
@@ -51,9 +53,10 @@ def read_plan(path: Path) -> tuple[dict[str, Any], list[Run]]:
 
 def plan_of(path: Path, *later: Path) -> dict[str, Any]:
     """Return the values of a plan and of the plan that it extends. `later` extend this one."""
-    plan = yaml.safe_load(path.read_text()) if path.is_file() else None
-    if not isinstance(plan, dict):
-        raise SystemExit(f"{path} is not a file with the keys of a plan")
+    try:
+        plan = params.load(path)
+    except ParamsError as error:
+        raise SystemExit(str(error)) from None
     if path in later:
         raise SystemExit(f"{path} extends itself")
     base = plan.pop("extends", None)
@@ -83,8 +86,8 @@ def run_blocks(path: Path, work: Path, blocks: Sequence[int], concurrency: int) 
             if not missing or (run.blocks is not None and block not in run.blocks):
                 continue
             run = replace(run, recipes=missing)
-            params = yaml.safe_dump(params_of(plan, block, run)).encode()
-            replace_file(work / "params.yaml", lambda file: file.write(params))  # noqa: B023
+            content = yaml.safe_dump(params_of(plan, block, run)).encode()
+            replace_file(work / "params.yaml", lambda file: file.write(content))  # noqa: B023
             command = [str(ROOT / ".venv/bin/python"), "-m", "flows", "run", "--data", str(work)]
             subprocess.run([*command, "--until", "policy"], check=True)
             card = read_checked(Layout(work).policy_card)

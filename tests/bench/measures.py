@@ -60,7 +60,7 @@ def measures(root: Path) -> Iterator[Measure]:
     reached = reach_of_a_cell(root)
     yield Measure("lines that a train cell can reach", num_lines(reached), 17_020, 9_500)
     yield Measure("files that a train cell can reach", len(reached), 139, 75)
-    yield Measure("test lines", num_lines(files(root / "tests")), 48_207, 28_000)
+    yield Measure("test lines", num_lines(files(root / "tests")), 48_221, 28_000)
 
     folders = Counter(path.parent for path in product if path.name != "__init__.py")
     crowded = max(

@@ -246,8 +246,9 @@ def test_a_block_with_another_policy_and_a_block_outside_the_plan_are_refused(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "plan.yaml is not a file with the keys of a plan"),
-        ("extends: absent.yaml", "absent.yaml is not a file"),
+        ("", "plan.yaml is empty"),
+        ("runs: [", "plan.yaml is not YAML: .*line 1"),
+        ("extends: absent.yaml", "absent.yaml does not exist"),
         ("extends: plan.yaml", "plan.yaml extends itself"),
         ("blocks: [0]", "plan.yaml: `runs` is missing"),
         ("runs: [{recipe: [grpo]}]", "unexpected keyword argument 'recipe'"),
